@@ -58,9 +58,7 @@ class Fabric(Protocol):
 
 
 class Carrier:
-    """One replica's part in the groups of a job. This base class has vectors but carries nothing: the replica is alone,
-    or its story sends messages.
-    """
+    """One replica's part in a job's groups; this base class carries nothing, as for one that is alone."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -152,9 +150,7 @@ class Mover(Protocol[V_contra]):
         """Send the elements that leave at a step, with their present values."""
 
     def take(self, vector: V_contra, step: RankStep) -> bool:
-        """Add or store the elements that a step receives if all have come; return whether they have. Only in a thread
-        does it wait.
-        """
+        """Add or store the elements of a step if all have come; return whether they have. Only in a thread it waits."""
         ...
 
 

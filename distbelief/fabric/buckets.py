@@ -13,9 +13,7 @@ FORWARD = 1 / 3
 
 
 class Bucket(NamedTuple):
-    """Bytes [start, stop) of the flat vector, of one dtype; buffers are not added up: all ranks take the first
-    rank's.
-    """
+    """Bytes [start, stop) of the flat vector, of one dtype; all ranks take the first rank's buffers."""
 
     start: int
     stop: int
@@ -24,12 +22,12 @@ class Bucket(NamedTuple):
 
     @property
     def item(self) -> int:
-        """Return the bytes of an element."""
+        """Bytes of an element."""
         return ITEM_SIZES[self.dtype]
 
     @property
     def length(self) -> int:
-        """Return the number of elements."""
+        """Number of elements."""
         return (self.stop - self.start) // self.item
 
 
@@ -58,9 +56,7 @@ def buckets(layout: Layout, megabytes: float, partition: int = 0) -> tuple[Bucke
 
 
 def of_buffers(layout: Layout, partition: int = 0) -> tuple[Bucket, ...]:
-    """Return the bucket of a partition's buffers, as bytes, which all ranks take from the first; none if it has no
-    buffers.
-    """
+    """Return the bucket of a partition's buffers, as bytes; none without buffers."""
     extent = layout.partitions[partition]
     base, stop = extent.all.start, extent.moving.stop
     held = (section.start for section in layout.sections if section.kind == "buffer" and section.partition == partition)

@@ -104,18 +104,10 @@ class Crossings:
         return self._stamps[_word(OWN * partition + 2)] == self._step
 
     def _asleep(self) -> list[int]:
-        return [
-            partition
-            for partition in range(self._partitions)
-            if partition != self._partition and self.sleeps(partition)
-        ]
+        return [other for other in range(self._partitions) if other != self._partition and self.sleeps(other)]
 
     def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:
-        """Write a tensor for a partition into a slot.
-
-        Returns:
-            False if that partition still needs the slot's tensor: it wakes this one when it begins the next step.
-        """
+        """Write a tensor for a partition into a slot; return False while it needs the slot: it then wakes this one."""
         if not self._reached(OWN * to, self._step - TURNS + 1):
             return False
         at = self._turn(slot)
@@ -128,11 +120,7 @@ class Crossings:
         return True
 
     def take(self, slot: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Return the tensor of a slot in the present step, valid until the next one begins here.
-
-        Returns:
-            None if it is not there yet: the giver wakes this partition when it is.
-        """
+        """Return a slot's tensor, valid until the next step here; None if its giver will wake this partition."""
         at = self._turn(slot)
         if not self._reached(OWN * self._partitions + at, self._step):
             return None

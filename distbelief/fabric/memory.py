@@ -61,13 +61,9 @@ KIND, LEFT = range(DEPTH, DEPTH + 2)
 
 
 class SumMemory:
-    """Mapped segment of a sum.
+    """Mapped segment of a sum, for so many ranks with `words` counts and gradients of `size` bytes each.
 
-    Args:
-        descriptor: of its file, which grows to the needed length; it may be closed afterwards.
-        ranks: largest number of ranks.
-        words: number of each rank's counts.
-        size: bytes of each rank's gradient.
+    Its file grows to the needed length, and may be closed afterwards.
     """
 
     def __init__(self, descriptor: int, ranks: int, words: int, size: int) -> None:
@@ -219,13 +215,7 @@ class _Chunk(NamedTuple):
 class Window:
     """One rank's side of a segment through which tensors of any length pass, chunk by chunk, wherever they lie.
 
-    Args:
-        ranks: number of ranks, at least two.
-        memory: descriptor of the segment, empty at first.
-        pids: of all ranks.
-
-    Raises:
-        OSError: the process of another rank is not visible here.
+    There are two ranks or more, and each must see the processes of all (`pids`). The segment is empty at first.
     """
 
     # Each rank writes those parts of a chunk that others add up, adds up its own part, and reads the others' sums. It
@@ -250,11 +240,7 @@ class Window:
             self._poll.register(descriptor, select.POLLIN)
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Add up a contiguous 1-D tensor in place; all ranks have one of the same length and dtype.
-
-        Raises:
-            RuntimeError: a rank is gone, or adds up something else.
-        """
+        """Add up a contiguous 1-D tensor in place; all ranks have one of the same length and dtype, or it raises."""
         pieces, first = tensor.split(self._chunk // tensor.itemsize), self._done
         self._kind = tensor.numel() << 8 | tensor.itemsize
         self._tell(KIND, self._kind)

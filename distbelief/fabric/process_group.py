@@ -26,12 +26,7 @@ LEAVE_SECONDS = 2.0
 
 
 class ProcessGroup(InOrder):
-    """One replica's part in the groups of a job.
-
-    Args:
-        host: address at which the others reach this process.
-        interface: network interface towards them; "" lets the libraries choose.
-    """
+    """One replica's part in the groups of a job; the others reach its `host` over an interface, or any for ""."""
 
     def __init__(self, index: int, device: torch.device, host: str, interface: str = "") -> None:
         super().__init__(device)
@@ -109,7 +104,6 @@ class ProcessGroup(InOrder):
         return future
 
     def close(self) -> None:
-        """Leave the group."""
         self._begun = []
         if dist.is_initialized():
             leave(None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -175,7 +175,7 @@ class ChunkedLinks:
         """Number of the group that this rank should be in; work for another group is given up."""
         self._endpoint, self._group = endpoint, -1
         self._members: list[Member] = []
-        self._links: dict[str, _Link] = {}
+        self._links = defaultdict[str, _Link](_Link)
         self._lost = ""
         self._sent: list[tuple[torch.Tensor, Move, _Link, int]] = []
         self._at = (0, -1)
@@ -207,11 +207,7 @@ class ChunkedLinks:
         os.close(self._awake)
 
     def form(self, group: int, members: Sequence[Member], rank: int) -> None:
-        """Join a group: open the links to higher ranks, and wait for those of lower ranks.
-
-        Raises:
-            RuntimeError: a member cannot be reached, or another group is wanted.
-        """
+        """Join a group: open the links to higher ranks, and wait for those of lower ranks; raises as `take` does."""
         self._group, self._members, self.rank, self.ranks = group, list(members), rank, len(members)
         self._lost, self._at = "", (0, -1)
         self._sent.clear()
@@ -224,9 +220,8 @@ class ChunkedLinks:
                     self._endpoint.connect(member.role, member.store, member.place.incarnation)
                 except DistbeliefError as error:  # no answer, an unknown name, or another incarnation
                     raise RuntimeError(str(error)) from None
-                self._endpoint.send(
-                    member.role, ChunksTaken(group, 0)
-                )  # the other end notices a link only with its first message
+                # the other end notices a link only with its first message
+                self._endpoint.send(member.role, ChunksTaken(group, 0))
         while any(self._endpoint.incarnation_of(member.role) != member.place.incarnation for member in members[:rank]):
             self._wait()
 
@@ -250,10 +245,9 @@ class ChunkedLinks:
                 self._sent.append((vector, move, link, link.posted))
 
     def take(self, vector: torch.Tensor, step: RankStep) -> bool:
-        """Add or store the elements that have arrived for a step, and rest if more must come.
+        """Add or store what has arrived for a step, and rest if more must come.
 
-        Raises:
-            RuntimeError: a peer is gone, or another group is wanted.
+        A lost peer, or a group that is not wanted any more, raises a `RuntimeError`.
         """
         self._sent = [sending for sending in self._sent if sending[2].acknowledged < sending[3]]
         if any(source is vector and move.overlaps(got) for source, move, *_ in self._sent for got in step.receives):
@@ -318,12 +312,12 @@ class ChunkedLinks:
         match event:
             case ReducedChunk() if event.group >= self._group:
                 assert isinstance(arrival.payload, torch.Tensor)
-                link = self._link(role)
+                link = self._links[role]
                 link.arrived.append((event, arrival.payload))
                 if len(link.arrived) > 2 * CHUNKS:
                     self._endpoint.drop(role, f"{role} sends more than the window of {CHUNKS} chunks holds")
             case ChunksTaken() if event.group == self._group:
-                link = self._link(role)
+                link = self._links[role]
                 link.acknowledged = max(link.acknowledged, min(event.count, link.posted))
                 self._send(role, link)
             case Lost():
@@ -335,12 +329,9 @@ class ChunkedLinks:
             if member.role == role and not 0 <= event.incarnation < member.place.incarnation:
                 self._lost = self._lost or f"its link to {role} is gone ({event.reason})"
 
-    def _link(self, role: str) -> _Link:
-        return self._links.setdefault(role, _Link())
-
     def _to(self, rank: int) -> tuple[_Link, str]:
         role = self._members[rank].role
-        return self._link(role), role
+        return self._links[role], role
 
     def _send(self, role: str, link: _Link) -> None:
         """Send the chunks that fit the window."""

@@ -39,18 +39,15 @@ class WallClock:
 
     def __init__(self, endpoint: NetworkEndpoint) -> None:
         self.endpoint = endpoint
-        """Endpoint at which turns wait."""
         self.now = time.monotonic
         self._order = 0
         self._coming: Coming = []
 
     def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
-        """Call a function in `delay` seconds."""
         self._order += 1
         heappush(self._coming, (self.now() + delay, self._order, function, argument))
 
     def turn(self) -> None:
-        """Wait for an arrival and deliver it, or for a call that is due and make it."""
         if not self._coming:
             self.endpoint.poll(None)
         elif (left := self._coming[0][0] - self.now()) > 0:
@@ -60,7 +57,6 @@ class WallClock:
             function(argument)
 
     def glance(self) -> None:
-        """Deliver what has arrived, and make the calls that are due."""
         self.endpoint.poll(0)
         while self._coming and self._coming[0][0] <= self.now():
             _, _, function, argument = heappop(self._coming)
@@ -92,7 +88,6 @@ class VirtualClock:
         """A heap that has only the first call of each queue: one with all calls is slow (32,000 for 1,000 replicas)."""
 
     def now(self) -> float:
-        """Return simulated seconds since the start."""
         return self.time
 
     @property
@@ -101,7 +96,6 @@ class VirtualClock:
         return bool(self._coming)
 
     def call_later(self, delay: float, function: Callable[[Argument], None], argument: Argument) -> None:
-        """Call a function in `delay` seconds. Of calls that are due at the same moment, the first made comes first."""
         self.call_at(self.time + delay, function, argument)
 
     def call_at(
@@ -109,11 +103,7 @@ class VirtualClock:
     ) -> None:
         """Call a function at a moment that is not in the past.
 
-        Args:
-            moment: of the call.
-            function: to be called.
-            argument: of the function.
-            queue: calls that are mostly made in the order of their moments, for speed alone; only the clock touches it.
+        A `queue` has calls that mostly come in the order of their moments; it is for speed, and the clock's alone.
 
         >>> clock, queue = VirtualClock(), deque()
         >>> for moment in (1.0, 3.0, 2.0): clock.call_at(moment, print, moment, queue)
@@ -152,15 +142,10 @@ class VirtualClock:
         """Do nothing: in simulated time all arrivals are delivered at once."""
 
     def turn(self) -> None:
-        """Jump to the next event."""
         self.turn_until(_READY)
 
     def turn_until(self, results: Sized) -> None:
-        """Jump from event to event, until one of them puts something into `results`.
-
-        Raises:
-            LocalProtocolError: no event is to come, though the job waits: a deadlock.
-        """
+        """Jump from event to event, until one puts something into `results`; refuse a deadlock: none is to come."""
         coming = self._coming
         while coming:
             self.time, order, function, argument, queue = coming[0]

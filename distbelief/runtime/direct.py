@@ -41,13 +41,7 @@ _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Sha
 # publish; free the lock. A change counts from the one store that publishes it: a process that dies or fails before has
 # changed nothing, and the next turn begins at the last published change.
 class SharedShard:
-    """A shard's machine on memory where other processes run it too.
-
-    Args:
-        shard: the machine.
-        held: its slice.
-        locks: the memory's.
-    """
+    """A shard's machine on memory where other processes run it too."""
 
     def __init__(self, shard: Shard, held: PassedSlice, locks: Locks) -> None:
         self.shard, self.held, self._locks = shard, held, locks
@@ -110,12 +104,8 @@ class OwnedShard:
     """Machine of a shard's process on the direct path. It serves all roles but the replicas.
 
     Where several models are trained, replicas use the served path, and it has a slice of its own. Its first life begins
-    as any shard's; later ones go on with the memory, which has outlived the process with all updates.
-
-    Args:
-        make: builds the machine of this life from the builder of its slice.
-        memory: the job's.
-        locks: the memory's.
+    as any shard's; later ones go on with the memory, which has outlived the process with all updates. `make` builds the
+    machine of a life from the builder of its slice.
     """
 
     def __init__(self, make: Callable[[Callable[[Plan, int], Slice]], Shard], memory: Memory, locks: Locks) -> None:
@@ -132,7 +122,6 @@ class OwnedShard:
         return self._held
 
     def handle(self, sender: str, event: Event, payload: Payload | None) -> list[Effect]:
-        """Handle an event in a turn of its own."""
         if self._shared is None:
             return self._begin(sender, event, payload)
         with self._shared.turn():
@@ -159,7 +148,6 @@ class OwnedShard:
             return self._shard.begin_life(incarnation)
 
     def waits(self) -> str:
-        """Return what the shard waits for, as text."""
         return self._shard.waits() or (self._shared.held_by() if self._shared else "")
 
     def standing(self) -> dict[str, object]:
@@ -173,9 +161,14 @@ class OwnedShard:
         return self._shard.account()
 
     def _look(self) -> None:
-        until = time.monotonic() + PATIENCE_SECONDS
-        if self._shared is not None and self._shared.take(lambda: time.monotonic() > until):
+        if self._shared is not None and self._shared.take(_impatient()):
             self._shared.give()
+
+
+def _impatient() -> Callable[[], bool]:
+    """Return a function that tells whether `PATIENCE_SECONDS` have passed since now."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    return lambda: time.monotonic() >= until
 
 
 def _kept(effect: Effect) -> Effect:
@@ -188,11 +181,10 @@ def _kept(effect: Effect) -> Effect:
 
 
 def reads_only(settings: Settings, layout: Layout) -> bool:
-    """Return whether a replica only reads its parameters, and fetches before each step: then it can compute on the
-    memory of its last update. A model with buffers writes to them in its forward passes.
-    """
+    """Return whether a replica may compute on the memory of its last update: it only reads, and fetches each step."""
     cadence = settings.strategy.pushing
     fetches = cadence.fetch_every == 1 and not cadence.prefetch and not cadence.local_lr
+    # a model with buffers writes to them in its forward passes
     return fetches and not any(section.kind == "buffer" for section in layout.sections)
 
 
@@ -211,7 +203,7 @@ class DirectEndpoint(SharedEndpoint):
         self._seen: dict[str, int] = {}
         """Number of changes at shards that could not answer yet; they are asked again once there are more."""
         self._answers: deque[Arrival] = deque()
-        self._until = self._listened = 0.0
+        self._listened = 0.0
         self._buffers: list[torch.Tensor] = []
         """The replica's flat vectors in the memory."""
         self._in_place = False
@@ -238,9 +230,6 @@ class DirectEndpoint(SharedEndpoint):
         self, lying: Callable[[int], Sequence[torch.Tensor]] | None = None
     ) -> tuple[list[torch.Tensor], Callable[[int], int]]:
         """Let the model compute in this replica's buffers, so that what lies there is not copied.
-
-        Args:
-            lying: the gradients of a slot that lie where they were made; see `PassedSlice.lying`.
 
         Returns:
             The flat vectors to compute with (1-D uint8), and a function that names the one with the last fetch.
@@ -286,7 +275,6 @@ class DirectEndpoint(SharedEndpoint):
             super().send(to, message, payload)
 
     def flush(self) -> None:
-        """Do what can be done without a long wait, and let go of what was sent."""
         self._act()
         super().flush()
 
@@ -317,8 +305,7 @@ class DirectEndpoint(SharedEndpoint):
             due, shared = self._due[to], self._shards[to]
             if self._seen.get(to) == shared.held.changes:
                 continue
-            self._until = time.monotonic() + PATIENCE_SECONDS
-            if not shared.take(self._impatient):
+            if not shared.take(_impatient()):
                 continue
             try:
                 while due and self._do(to, shared, *due[0]):
@@ -331,9 +318,6 @@ class DirectEndpoint(SharedEndpoint):
                 self._seen[to] = shared.known  # not the newest: others may have made changes since
             else:
                 del self._due[to]
-
-    def _impatient(self) -> bool:
-        return time.monotonic() >= self._until
 
     def _do(self, to: str, shared: SharedShard, message: messages.Message, payload: Payload | None) -> bool:
         """Have a shard answer, if it may; return whether it did."""
@@ -363,7 +347,6 @@ class DirectEndpoint(SharedEndpoint):
         return ""
 
     def close(self) -> None:
-        """Do what can be done at once, and close every link."""
         self._act()
         super().close()
 

@@ -1,6 +1,4 @@
-"""The driver: the only loop. It carries effects of machines and clients to transports, stores and workers, and answers
-back to them.
-"""
+"""The driver: the only loop. It carries effects to transports, stores and workers, and their answers back."""
 
 from __future__ import annotations
 
@@ -124,41 +122,35 @@ class Driver:
         store: Store | None = None,
         worked: Callable[[], float] | None = None,
     ) -> None:
-        """Play a client, from when the driver runs or `begin` is called. `worked` returns the simulated work of its
-        thread besides steps.
-        """
+        """Play a client, once the driver runs or `begin` is called; `worked` returns simulated work besides steps."""
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
-        note = functools.partial(self._note_times, role)
+
+        def note(timed: StepsTimed) -> None:
+            self._sink(self.clock.now(), role, timed)
+
         player.times = StepTimes(role, self.clock.now, note, worked, self.account_seconds)
         endpoint.deliver = player.queue if player.caller is None else functools.partial(self._arrive, player)
-
-    def _note_times(self, role: str, timed: StepsTimed) -> None:
-        self._sink(self.clock.now(), role, timed)
 
     def _add(self, role: str, endpoint: Endpoint) -> Player:
         if role in self._players:
             raise LocalProtocolError(f"{role} is played already")
         player = self._players[role] = Player(role, endpoint, self._ready)
         if self._lasts and role != COORDINATOR:
-            hear = self._hear(player)
+
+            def hear(arrival: Arrival) -> None:
+                self._take(player, arrival) if player.machine else player.queue(arrival)
+
             player.caller = Caller(endpoint, self.clock, lambda: self.coordinator, hear)
             player.send = player.caller.send
         return player
-
-    def _hear(self, player: Player) -> Callable[[Arrival], None]:
-        return lambda arrival: self._take(player, arrival) if player.machine else player.queue(arrival)
 
     def work_for(self, role: str, worker: Worker) -> None:
         """Replace a client's worker."""
         self._players[role].worker = worker
 
     def link(self, role: str) -> None:
-        """Open a role's link to the coordinator; if that will restart, as soon as it is there.
-
-        Raises:
-            JobFailed: the coordinator does not listen, and will not restart.
-        """
+        """Open a role's link to the coordinator; if that will restart, as soon as it is there. Else it must listen."""
         player = self._players[role]
         if player.caller is not None:
             player.caller.open()
@@ -222,7 +214,8 @@ class Driver:
             condition: is checked before a client goes on, and before each turn.
             turn_until: takes turns until a client is ready or `look` was called; a clock's, for speed.
         """
-        players, ready, reducing, turn = self._players, self._ready, self._reducing, turn_until or self._turn
+        players, ready, reducing, turn = self._players, self._ready, self._reducing, turn_until
+        turn = turn or (lambda _: self.clock.turn())
         while True:  # CPython 3.11 specialises no body of a loop that is entered once and ends with its condition
             if not players or not condition():
                 return
@@ -233,9 +226,6 @@ class Driver:
                 self._reduce()
             else:
                 turn(ready)
-
-    def _turn(self, _: Sized) -> None:
-        self.clock.turn()
 
     def look(self) -> None:
         """Check the condition of `run_while` after the present event."""

@@ -1,6 +1,4 @@
-"""State that a script keeps for its next attempt or life (`replica.keep()`), as bytes of a checkpoint and back. Nothing
-is pickled.
-"""
+"""State that a script keeps (`replica.keep()`), as bytes of a checkpoint and back. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -54,12 +52,7 @@ class KeptState(msgspec.Struct, frozen=True):
 def packed(value: object, where: str) -> Any:
     """Turn a value into plain data for msgpack: scalars, and lists that begin with the name of a type.
 
-    Args:
-        value: a script's.
-        where: name of the value, for errors.
-
-    Raises:
-        UsageError: the value is of another type, or contains one.
+    A value of another type is refused, by its name `where`.
 
     >>> packed({"best": (1, 0.5)}, "it")
     ['dict', [['best', ['tuple', [1, 0.5]]]]]
@@ -106,11 +99,7 @@ def unpacked(tree: Any, device: torch.device) -> Any:
 
 
 def packed_whole(value: object, name: str) -> Any:
-    """Return `packed(value)`.
-
-    Raises:
-        UsageError: see `packed`; or the value contains itself.
-    """
+    """Return `packed(value)`; refuse a value that contains itself."""
     try:
         return packed(value, name)
     except RecursionError:
@@ -135,11 +124,7 @@ class KeptValues(SimpleNamespace):
 
 
 class KeptObjects:
-    """The objects and values that a script keeps.
-
-    Args:
-        device: where the script computes.
-    """
+    """The objects and values that a script keeps, which computes on this device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -149,17 +134,9 @@ class KeptObjects:
         self._values: dict[str, KeptValues] = {}
 
     def keep(self, objects: Mapping[str, object], saved: KeptState | None) -> KeptValues:
-        """Keep objects and values; give them their saved state.
+        """Keep objects and values by name; give them their state in the checkpoint of a job that goes on.
 
-        Args:
-            objects: by name.
-            saved: state in the checkpoint from which the job goes on.
-
-        Returns:
-            The values.
-
-        Raises:
-            UsageError: a name is kept already, is not in the checkpoint, or its object cannot be kept.
+        A name that is kept already, or is not in the checkpoint, is refused.
         """
         self.active, values = True, dict[str, object]()
         for name, item in objects.items():
@@ -204,11 +181,7 @@ class KeptObjects:
                 group.update({**first, **options})  # `first` undoes what a scheduler's constructor has set
 
     def check_names(self, saved: KeptState) -> None:
-        """Refuse to go on without something that was kept.
-
-        Raises:
-            UsageError: the script does not keep it.
-        """
+        """Refuse to go on without something that was kept."""
         names = self._objects.keys() | self._values.keys()
         if gone := [name for name in (*saved.states, *saved.values) if name not in names]:
             raise UsageError(
@@ -226,11 +199,7 @@ class KeptObjects:
         return next((item for item in schedulers if id(getattr(item, "optimizer", None)) in scheduled), None)
 
     def part(self, epoch: int, optimizers: Iterable[ServerOptimizer]) -> dict[str, torch.Tensor]:
-        """Return everything as a part of a checkpoint.
-
-        Raises:
-            UsageError: something cannot be kept, or it is more than `SCRIPT_LIMIT` bytes.
-        """
+        """Return everything as a part of a checkpoint; refuse more than `SCRIPT_LIMIT` bytes."""
         groups = [
             [
                 {
@@ -257,11 +226,7 @@ class KeptObjects:
 
 
 def kept_of(part: Mapping[str, torch.Tensor], checkpoint: str) -> KeptState | None:
-    """Decode a script's part of a checkpoint; None where there is none.
-
-    Raises:
-        CheckpointError: the part cannot be decoded.
-    """
+    """Decode a script's part of a checkpoint, or raise a `CheckpointError`; None where there is no part."""
     if not part:
         return None
     try:

@@ -34,15 +34,10 @@ _MANY: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, dequ
 
 
 def remember(value: Any, kinds: Mapping[str, type]) -> object:
-    """Turn a value into plain data: scalars, and lists that begin with the name of their class.
+    """Turn a machine into plain data: scalars, and lists that begin with the name of their class.
 
-    Args:
-        value: a machine, or an object in it.
-        kinds: classes that it may contain, by name: messages, and those whose state is their attributes, without the
-            values that are `forgotten`.
-
-    Raises:
-        LocalProtocolError: it contains another class.
+    It may contain only objects of these kinds: messages, and those whose state is their attributes, without the values
+    that are `forgotten`.
     """
     name = type(value).__name__
     if isinstance(value, _PLAIN) and not isinstance(value, Enum):
@@ -89,20 +84,13 @@ SEEK_SECONDS = 0.1
 AWAY_SECONDS = 20.0
 """Longest absence of the coordinator."""
 KEPT, KEPT_EACH = 4096, 256
-"""Number of messages that a role keeps, and that the coordinator keeps for each role, which it sends little. More are
-never under way to a receiver that listens.
-"""
+"""Messages that a role keeps, and the coordinator for each role: more are never under way to one that listens."""
 RETURN_SECONDS = 60.0
-"""Time in which guests come back to a restarted coordinator. A step may take long, and no supervisor reports the death
-of a guest.
-"""
+"""Time in which guests, whose steps may be long, come back to a restarted coordinator: nobody reports their deaths."""
 
 
 class Session:
-    """One side of the messages between two roles, which outlives their link: it counts them and keeps the last.
-
-    Args:
-        kept: number of its own messages to keep.
+    """One side of the messages between two roles, which outlives their link: it counts them and keeps the last `kept`.
 
     >>> from distbelief.core.conversations.checkpointing import Go
     >>> from distbelief.core.conversations.membership import Leave
@@ -124,11 +112,7 @@ class Session:
         self.kept.append(message)
 
     def missed(self, heard: int) -> list[Message]:
-        """Return the messages that are to be sent again to the other side, given how many it has received.
-
-        Raises:
-            RemoteProtocolError: it has received more than were sent, or so few that the rest is not kept.
-        """
+        """Return the messages to send again to the other side, given how many it has heard, if it can be so."""
         missing = self.said - heard
         if not 0 <= missing <= len(self.kept):
             raise RemoteProtocolError(
@@ -140,11 +124,7 @@ class Session:
 class Caller:
     """A role's side of its link to the coordinator.
 
-    Args:
-        endpoint: the role's.
-        clock: times the attempts to reach the coordinator.
-        where: returns the coordinator's present address.
-        hear: takes the event that the coordinator is lost for good.
+    `where` returns the coordinator's present address; `hear` takes the event that the coordinator is lost for good.
     """
 
     def __init__(
@@ -251,10 +231,7 @@ class LastingHost:
     """The coordinator's side of its links.
 
     Args:
-        endpoint: the coordinator's.
-        machine: the coordinator.
         kinds: classes of the machine's state; empty if its state cannot be stored, but only be rebuilt from its events.
-        journal: all events that the coordinator has handled.
         watched: roles whose deaths are reported by the processes that have started them.
     """
 
@@ -289,11 +266,7 @@ class LastingHost:
                 self._endpoint.send(to, message, payload)
 
     def takes(self, arrival: Arrival) -> Iterator[Arrival]:
-        """Yield the events that the coordinator handles for an arrival, each once it is in the journal.
-
-        Raises:
-            RemoteProtocolError: a role says that it has received an impossible number of messages.
-        """
+        """Yield the events that the coordinator handles for an arrival, each once it is in the journal."""
         sender, event = arrival.sender, arrival.event
         incarnation = self._endpoint.incarnation_of(sender) if isinstance(event, Message) else -1
         if self.ended and type(event) is not Resume:

@@ -1,6 +1,4 @@
-"""Data of a script's loop: data sets and loaders of every kind. Minibatches are read by their samples' numbers, in this
-process or ahead of the step by a loader's workers; a stream is read in its order.
-"""
+"""Data of a script's loop: minibatches are read by their samples' numbers, here or by workers; a stream in order."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,35 +38,10 @@ class Wanted(NamedTuple):
     numbers: torch.Tensor
 
 
-class Source(Protocol):
-    """Data whose minibatches are loaded by number."""
-
-    dataset: object
-    """The user's data set."""
-    samples: int
-    """Samples in an epoch."""
-    batch_size: int
-    """Batch size that the user sets; 0 for the job's."""
-
-    def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """Return a minibatch and its number of samples. It draws from the job's seed and its own number. Workers load
-        the minibatches `ahead` before their steps.
-        """
-        ...
-
-    def close(self) -> None:
-        """End the workers."""
-        ...
-
-
 class InLine:
-    """Data that are loaded between steps.
+    """Data that are loaded between steps: `gather` makes a minibatch from samples of some numbers, and counts them.
 
-    Args:
-        dataset: the user's.
-        samples: in an epoch.
-        batch_size: that the user sets; 0 for the job's.
-        gather: makes a minibatch from samples of these numbers, and counts them.
+    An epoch has so many samples, and a minibatch the batch size that the user sets; 0 for the job's.
     """
 
     def __init__(
@@ -77,7 +50,7 @@ class InLine:
         self.dataset, self.samples, self.batch_size, self._gather = dataset, samples, batch_size, gather
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """Return a minibatch and its number of samples."""
+        """Return a minibatch, which draws from the job's seed and its own number, and its number of samples."""
         seed_all(seed, *_place(wanted.batch))
         return self._gather(wanted.numbers)
 
@@ -89,10 +62,6 @@ class Ahead:
     """Data that a `DataLoader`'s workers load ahead of the step; each minibatch draws from its own seed.
 
     Workers start anew in each epoch, unless the loader keeps them. They load nothing before its epoch.
-
-    Args:
-        loader: has the data set, workers, `collate_fn`, `pin_memory` and `prefetch_factor` to use.
-        batch_size: that the user sets; 0 for the job's.
     """
 
     def __init__(self, loader: DataLoader[object], batch_size: int) -> None:
@@ -105,7 +74,7 @@ class Ahead:
         self._epoch = 0
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """Return a minibatch and its number of samples from a worker, which may have loaded it already."""
+        """Return a minibatch and its number of samples; workers then load those `ahead`, before their steps."""
         if wanted.batch.epoch > self._epoch:
             self._epoch = wanted.batch.epoch
             # as torch does, so that a data set may change between epochs
@@ -130,6 +99,10 @@ class Ahead:
     def close(self) -> None:
         """End the workers, in a way that leaves nothing behind."""
         self._loaded, self._feed = None, _Feed()
+
+
+Source = InLine | Ahead
+"""Data whose minibatches are loaded by number."""
 
 
 class _Numbers(list[int]):
@@ -199,9 +172,6 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
         num_workers: processes that load a data set ahead of the step. Data in memory need none, and a loader has its
             own.
 
-    Raises:
-        UsageError: the data can be neither read by number nor iterated over, or have their own order.
-
     >>> source = source_of({"x": torch.arange(6).view(3, 2), "y": torch.tensor([7, 8, 9])})
     >>> source.load(Wanted(Batch(0, 0), torch.tensor([2, 0])), (), 0)
     ({'x': tensor([[4, 5],
@@ -254,11 +224,7 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
 
 
 def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
-    """Return a user's loader as a source or a stream in the job's order.
-
-    Raises:
-        UsageError: the loader has its own order, or sets an option that belongs to the job.
-    """
+    """Return a user's loader as a source or a stream; refuse one with its own order, or with an option of the job."""
     for name in ("__iter__", "_get_iterator"):
         if getattr(type(loader), name) is not getattr(DataLoader, name):
             raise UsageError(
@@ -363,14 +329,7 @@ class Batches:
     """The minibatches of one replica; iterate over them once, or once in each epoch of `replica.epochs()`.
 
     `len()` is the number of minibatches in an epoch, over all replicas; where each has its own data, in its own.
-
-    Args:
-        data: the user's.
-        source: the samples.
-        settings: the job's, with the order that the script sets.
-        index: the replica's.
-        within: the epoch of the script when they were made; -1 before the first, or without a loop over epochs.
-        begin: runs the loop.
+    `within` is the script's epoch when they were made; -1 before the first, or without a loop over epochs.
     """
 
     def __init__(
@@ -403,10 +362,7 @@ class Batches:
     def last(self) -> bool:
         """True if the current minibatch is the last in this replica's epoch.
 
-        It is known where there is one replica, an order that is kept, or data of its own.
-
-        Raises:
-            UsageError: it cannot be known.
+        It is known where there is one replica, an order that is kept, or data of its own; else refused.
         """
         job = self._job
         if self.source.samples == STREAM:
@@ -439,13 +395,7 @@ class Batches:
 
 
 class Loader:
-    """Loader of one minibatch after another, in a job's order.
-
-    Args:
-        source: the samples.
-        settings: the job's.
-        index: the replica's.
-    """
+    """Loader of one minibatch after another, in a job's order."""
 
     def __init__(self, source: Source | Stream, settings: Settings, index: int) -> None:
         self._seed, self._source, self._seconds = settings.seed, source, 0.0

@@ -72,12 +72,7 @@ AHEAD = 32
 
 
 class Replica:
-    """The part of one process in a job.
-
-    Args:
-        role: the replica's.
-        stage: its surroundings.
-    """
+    """The part of one process in a job."""
 
     def __init__(self, role: str, stage: ScriptStage) -> None:
         self._stage, self._settings = stage, stage.settings
@@ -109,9 +104,7 @@ class Replica:
         """How far the job is, and what the script keeps."""
         self._loader: Loader | None = None
         self._compared = False
-        """True once the client knows the start of its stream. A life compares it once: later its generators may stand
-        elsewhere than those of a replica that has restarted.
-        """
+        """True once the client knows its stream's start: a life compares it once, before its generators move on."""
         self._batches_of: Batches | None = None
         self._gone_through: int | None = None
         """Epoch of the last loop over minibatches; -1 without a loop over epochs."""
@@ -167,12 +160,7 @@ class Replica:
         )
 
     def split(
-        self,
-        model: nn.Module,
-        split: Split | None = None,
-        *,
-        loss: LossFunction | None = None,
-        example: object = None,
+        self, model: nn.Module, split: Split | None = None, *, loss: LossFunction | None = None, example: object = None
     ) -> SplitModel:
         """Return a model to use instead of this one, which is split over the partitions of this replica.
 
@@ -568,9 +556,6 @@ class Replica:
         """Go on from a minibatch without a step: its gradient, if any, is part of a later one's.
 
         With several models, go on from a minibatch whose steps are made.
-
-        Raises:
-            UsageError: the strategy needs a step for each minibatch.
         """
         assert self._plan is not None
         if self._several:
@@ -629,11 +614,7 @@ class Replica:
         self._samples = operator.index(samples)
 
     def step(self, model: int = 0) -> None:
-        """Answer the client with the gradient, and run it to the next minibatch; `optimizer.step()` calls this.
-
-        Args:
-            model: number of the model, where there are several.
-        """
+        """Answer the client with a model's gradient, and run it to the next minibatch, for `optimizer.step()`."""
         if self._void or (self._several and self._inside and self._handed[0] is not self._batch):
             return  # the job went back to a checkpoint, or has ended: the minibatch does not count any more
         if self._batch is None:
@@ -679,11 +660,7 @@ class Replica:
             self._story.report(norm, batch, step, "norm of the gradient")
 
     def _check_missing(self, model: int, module: nn.Module, frozen: frozenset[str], prefix: str) -> None:
-        """Refuse parameters without a gradient that are stepped all the same, though plain PyTorch would not step them.
-
-        Raises:
-            UsageError: there is one; or a frozen parameter has a gradient, which would not be applied.
-        """
+        """Refuse parameters without a gradient that are stepped all the same, and frozen ones that have a gradient."""
         for key, parameter in module.named_parameters():
             name = prefix + key
             if parameter.grad is not None and key in frozen:
@@ -712,11 +689,7 @@ class Replica:
         return "a standby steps all together (--standby)" if settings.standby else ""
 
     def _written(self) -> bool:
-        """Return whether the script has changed its parameters since they were fetched.
-
-        Raises:
-            UsageError: the job cannot follow the change.
-        """
+        """Return whether the script has changed its parameters since the fetch; refuse what a job cannot follow."""
         vectors = self._vectors
         assert vectors is not None
         vectors.follow()
@@ -806,11 +779,7 @@ class Replica:
         return part
 
     def _minibatch(self) -> Batch:
-        """Return the current minibatch.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Return the current minibatch, or raise a `UsageError`."""
         batch = self._handed[0]
         if batch is None or not self._inside or not (self._void or batch is self._batch):
             raise UsageError(
@@ -851,11 +820,7 @@ class Replica:
             self._play_on()
 
     def leave(self) -> None:
-        """Leave the job: push accrued gradients, and let the others do the rest. A loop that ends early calls this.
-
-        Raises:
-            UsageError: it is split, and its strategy cannot go on without this replica.
-        """
+        """Leave the job: push accrued gradients, and let the others do the rest. A loop that ends early calls this."""
         self._end_pause()
         if self._batch is not None:
             self._check_leaving("a loop that is left before its end")

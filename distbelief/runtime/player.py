@@ -28,24 +28,17 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 COMPUTE, SHARE, UPDATE, WORK, WAIT, ASIDE = "compute", "share", "update", "work", "wait", "aside"
-"""Uses of a replica's time: a gradient, a share of a gradient, an update of shared memory, other work for the step, a
-wait, and work outside of steps, such as measuring the model.
-"""
+"""Uses of a replica's time: a gradient or a share of it, an update, other work for a step, a wait, work outside."""
 PARTS = (COMPUTE, SHARE, UPDATE, WORK, WAIT)
 ACCOUNT_SECONDS = 2.0
 """Least seconds between two accounts of a role: its times, its bytes, or all that it has applied."""
 
 
 class StepTimes:
-    """Times of one replica, from its first gradient to its last.
+    """Times of one replica, from its first gradient to its last; there are `every` seconds or more between records.
 
-    Args:
-        role: the replica.
-        now: the clock.
-        note: takes the records.
-        worked: in simulated time, seconds of work that were neither gradients nor waits. There a thread may work while
-            the client waits. None for real time, where this is the rest.
-        every: least seconds between two records.
+    In simulated time a thread may work while the client waits: `worked` returns the seconds of work that were neither
+    gradients nor waits. In real time these are the rest.
 
     >>> moments = iter([0.0, 0.5, 0.75, 1.25, 1.5, 2.0])
     >>> times = StepTimes("replica 0", lambda: next(moments), print)
@@ -145,8 +138,7 @@ INTERRUPTS = (grouping.Halt, membership.Stop, membership.Farewell, events.Lost)
 
 
 Answer = Callable[[Computed | Sequence[Action] | None], None]
-"""Takes the result of a computation. In a script's loop it may also be actions of its split model, or None at the end.
-"""
+"""Takes the result of a computation; in a script's loop also actions of its split model, or None at the end."""
 Compute = Callable[[Batch, Answer], Computed | None]
 BecomeRole = Callable[[str, int, Shard], None]
 """Plays a role by its name and incarnation, with the machine that takes its place."""
@@ -243,13 +235,7 @@ class Store(Protocol):
 
 
 class Player:
-    """A role that the driver plays.
-
-    Args:
-        role: its name.
-        endpoint: the role's.
-        ready: the driver's queue of clients that can go on.
-    """
+    """A role that the driver plays; clients that can go on are queued as `ready`."""
 
     def __init__(self, role: str, endpoint: Endpoint, ready: deque[Player | None]) -> None:
         self.role, self.endpoint, self._ready = role, endpoint, ready
@@ -315,11 +301,7 @@ class Player:
         return formed
 
     def reduce(self, glance: Callable[[], None], now: Callable[[], float]) -> bool | None:
-        """Have the worker reduce for a moment.
-
-        Returns:
-            Whether the gradients are added up; False also if that was interrupted. None if it goes on.
-        """
+        """Have the worker reduce for a moment; return whether all is added up (False: interrupted), None to go on."""
         assert self.worker is not None
         done = self.worker.reduce()
         if done is None:

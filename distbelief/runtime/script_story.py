@@ -74,33 +74,26 @@ class ScriptStage:
     """Surroundings of a replica whose loop is a user's script."""
 
     driver: Driver
-    """Driver of its client."""
     endpoint: Endpoint
     make: Callable[[ScriptedLoop], PlayedRole]
     """Builds the replica."""
     settings: Settings = Settings()
     """The job's settings at its launch."""
     device: torch.device = torch.device("cpu")
-    """Device that the job sets."""
     pump: Pump | None = None
     """Carries the links during a step, where that needs a thread."""
     rest: Callable[[float], float] | None = None
     """Returns how long to sleep after a step of so many seconds, for a replica that is slowed down."""
     store: Store | None = None
-    """Store of checkpoints."""
     fill: Callable[[nn.Module], None] = lambda _: None
     """Sets the weights with which the job begins, where they are not the model's own."""
     tell: Callable[[Record], None] = lambda _: None
-    """Takes a record."""
 
 
 class ScriptStory:
     """The client of a replica with a script: before it joins, it asks how far the job is.
 
-    Args:
-        role: the replica's.
-        stage: its surroundings.
-        moment: returns the script's epoch and its optimizers.
+    `moment` returns the script's epoch and its optimizers.
     """
 
     def __init__(
@@ -147,11 +140,7 @@ class ScriptStory:
         return self._kept.part(*self._moment())
 
     def check(self, optimizers: Sequence[ServerOptimizer]) -> None:
-        """Refuse to go on without the state that was kept; warn of a scheduler that is not kept.
-
-        Raises:
-            UsageError: the script does not keep the same.
-        """
+        """Refuse to go on without the state that was kept; warn of a scheduler that is not kept."""
         resumed = self._ask().resumed
         if self._saved is not None:
             self._kept.check_names(self._saved)

@@ -42,15 +42,8 @@ class ServerOptimizer(torch.optim.Optimizer):
     With local steps it sets the rate of the local optimizer: the replica's own optimizer is `vectors.local`.
 
     Each push carries the rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it), as a factor of the
-    rate with which the job began, and every other number that the script changes in a group.
-
-    Args:
-        vectors: the model's.
-        groups: parameter groups, as `torch.optim` takes them; None for one.
-        settings: the job's, at its launch.
-        defaults: options of groups that set none, as in `torch.optim`.
-        step: pushes the gradient.
-        first_group: number of its first group, among those of several models.
+    rate with which the job began, and every other number that the script changes in a group. Groups and `defaults` are
+    those of `torch.optim`; `step` pushes the gradient. `first_group` is its first among those of several models.
     """
 
     def __init__(
@@ -63,14 +56,12 @@ class ServerOptimizer(torch.optim.Optimizer):
         first_group: int = 0,
     ) -> None:
         self.vectors, self._settings, self._push, self._first_group = vectors, settings, step, first_group
+        listed = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
         if settings.local and settings.partitions == 1:
-            vectors.local = optimizers.build(
-                settings.local, [dict(group) for group in groups or [{"params": vectors.trained}]]
-            )
+            vectors.local = optimizers.build(settings.local, [dict(group) for group in listed])
         self._begun = False
         self._held = 0
         """Samples of earlier minibatches without a step, whose gradient is part of the present one."""
-        listed = [{"params": vectors.trained}] if groups is None else [dict(group) for group in groups]
         super().__init__(listed, dict(defaults))
         self.state = _OnShards()  # type: ignore[assignment]  # torch's own would make missing entries
         self._rates = [float(group["lr"]) for group in self.param_groups]
@@ -78,11 +69,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._begun = True
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]  # there is no loss to return
-        """Push the gradients and fetch parameters, as the job's settings say.
-
-        Raises:
-            UsageError: there is a closure.
-        """
+        """Push the gradients and fetch parameters, as the job's settings say; refuse a closure."""
         if closure is not None:
             raise UsageError(
                 "optimizer.step(closure): a push is one gradient, which is not computed again; for L-BFGS use strategy "
@@ -91,11 +78,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         self._push()
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
-        """Refuse groups that come later.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse groups that come later."""
         if self._begun:
             raise UsageError(
                 "add_param_group(): the shards' slices are fixed; pass all groups at once: replica.optimizer(model, "
@@ -115,22 +98,13 @@ class ServerOptimizer(torch.optim.Optimizer):
         return {**inspect.unwrap(torch.optim.Optimizer.state_dict)(self), "state": _OnShards()}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Load the groups of a state.
-
-        Raises:
-            UsageError: it contains more, which is on the shards.
-        """
+        """Load the groups of a state; refuse one that contains more, which is on the shards."""
         if state_dict["state"]:
             raise UsageError(f"optimizer.load_state_dict() of a state that is not empty: {ON_SHARDS}")
         inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, dict(state_dict))
 
     def hold(self, vectors: FlatModule, names: Mapping[int, str]) -> None:
-        """Step the part of a split model that is left in this process.
-
-        Args:
-            vectors: the part's.
-            names: the names of the whole model's parameters, by their ids.
-        """
+        """Step the part of a split model that is left here, whose parameters had these names, by their ids."""
         parameters = dict(vectors.module.named_parameters())
         for group in self.param_groups:
             group["params"] = [parameters[name] for p in group["params"] if (name := names[id(p)]) in parameters]
@@ -138,11 +112,7 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     @property
     def local(self) -> torch.optim.Optimizer:
-        """Optimizer of this replica's local steps, to keep its state: `replica.keep(local=optimizer.local)`.
-
-        Raises:
-            UsageError: there are no local steps, or each partition of a split replica steps its part.
-        """
+        """Optimizer of this replica's local steps, to keep its state: `replica.keep(local=optimizer.local)`."""
         if self.vectors.local is None:
             raise UsageError("optimizer.local: the job has no local optimizer, or its replicas are split")
         return self.vectors.local
@@ -153,11 +123,7 @@ class ServerOptimizer(torch.optim.Optimizer):
         return self._options
 
     def changes(self) -> tuple[float, tuple[GroupOption, ...]]:
-        """Return the script's rate as a factor of the job's, and the other options that it has changed.
-
-        Raises:
-            UsageError: the shards cannot follow a change.
-        """
+        """Return the script's rate as a factor of the job's, and other changed options, if the shards can follow."""
         options = [*self._changed_options()]
         rates = [(float(group["lr"]), first) for group, first in zip(self.param_groups, self._rates, strict=True)]
         factor = 1.0
@@ -193,27 +159,17 @@ class ServerOptimizer(torch.optim.Optimizer):
         return GroupOption(self._first_group + group, name, values)
 
     def _changed_options(self) -> Iterator[GroupOption]:
-        """Yield the options that the script has changed, except the rate.
-
-        Raises:
-            UsageError: a value is not a number, or needs state that the optimizer does not have.
-        """
+        """Yield the options that the script has changed, except the rate; refuse other values than numbers."""
         for number, (group, options) in enumerate(zip(self.param_groups, self._options, strict=True)):
             for name, first in options.items():
                 now = group[name]
                 if now == first:
                     continue
-                values = now if isinstance(now, tuple | list) else (now,)
-                numbers = all(isinstance(value, int | float) for value in values)
-                alike = isinstance(first, tuple) == isinstance(now, tuple | list) and (
-                    not isinstance(first, tuple) or len(first) == len(values)
-                )
-                if (
-                    not numbers
-                    or isinstance(first, bool)
-                    or not alike
-                    or not all(0 <= value < math.inf for value in values)
-                ):
+                several = isinstance(now, tuple | list)
+                values, before = (now if several else (now,)), (first if isinstance(first, tuple) else (first,))
+                alike = isinstance(first, tuple) == several and len(before) == len(values)
+                numbers = all(isinstance(value, int | float) and 0 <= value < math.inf for value in values)
+                if isinstance(first, bool) or not (alike and numbers):
                     raise UsageError(
                         f"the script sets {name} to {now}: it began as {first}, and only numbers can change; launch "
                         f"with --optimizer-options {name}=..., and leave it as it is"
@@ -225,11 +181,7 @@ class ServerOptimizer(torch.optim.Optimizer):
                 yield self._option(number, name, tuple(float(value) for value in values))
 
     def _factor(self, rates: Sequence[tuple[float, float]]) -> float:
-        """Return the rates as one factor of those at the start; -1 if the groups have different factors.
-
-        Raises:
-            UsageError: there is no such factor, or only the job may change the rate.
-        """
+        """Return the rates as one factor of those at the start; -1 if the groups have different factors."""
         now = ", ".join(f"{rate:g}" for rate, _ in rates)
         factors = [rate / first for rate, first in rates if first]
         if not all(0.0 <= factor < math.inf for factor in factors) or any(rate for rate, first in rates if not first):

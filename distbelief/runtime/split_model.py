@@ -41,15 +41,7 @@ LayOut = Callable[[nn.Module, SplitGraph], Layout]
 
 @dataclass(frozen=True)
 class SplitCall:
-    """A script's call of `Replica.split`.
-
-    Args:
-        split: how to split the model.
-        loss: `loss(output, targets)`, the mean over the minibatch. The model then takes the targets as a last argument,
-            and returns the loss.
-        example: the arguments of a call, of two samples or more, in the order of the model's forward, and the targets
-            if there is a loss. None takes the first part of a sample, with a loss the first two.
-    """
+    """A script's call of `Replica.split`, which describes its arguments."""
 
     split: Split
     loss: LossFunction | None = None
@@ -74,12 +66,9 @@ class Cut(NamedTuple):
 
 
 class SplitModel(nn.Module):
-    """A model of which this process holds one part, from the first minibatch on. The parameters of the part keep the
-    names that they have in the whole model.
+    """A model of which this process holds one part, from the first minibatch on, with the names of the whole model.
 
     Args:
-        whole: the model.
-        call: how to split it.
         minibatch: returns the current minibatch; raises an error if there is none.
         play: plays actions of this partition; returns False if the job went on without them.
         device: to which the part moves, if the model is on the host.
@@ -120,18 +109,9 @@ class SplitModel(nn.Module):
         lay_out: LayOut,
         tell: Callable[[Parted], None] | None,
     ) -> tuple[FlatModule, ScriptedPart]:
-        """Keep a partition's part of the model, and drop the rest.
+        """Keep a partition's part of the model, and drop the rest; refuse a model that cannot be traced or split so.
 
-        Args:
-            partition: this process's.
-            sample: loads some samples, as the loop gets them.
-            settings: the job's.
-            batch_size: most samples in a minibatch.
-            lay_out: makes the layout of the whole model.
-            tell: takes the record of the split.
-
-        Raises:
-            UsageError: the model cannot be traced, or not split so.
+        `sample` loads some samples, as the loop gets them; `tell` takes the record of the split.
         """
         whole = self._whole.pop()
         arguments = self._of_sample(sample()) if self._example is None else self._example
@@ -174,9 +154,7 @@ class SplitModel(nn.Module):
     def forward(self, *arguments: object, **named: object) -> object:
         """Return the output of the whole model, or its loss, at every partition.
 
-        Raises:
-            UsageError: there is no minibatch; this is its second call; the arguments differ from those of the trace; or
-                gradients are off.
+        It is called once in a minibatch, with arguments like those of the trace, and with gradients on.
         """
         here = self._check_moment()
         inputs, targets = (arguments, ()) if self._loss is None else (arguments[:-1], arguments[-1:])
@@ -281,29 +259,15 @@ class SplitModel(nn.Module):
     # methods that only a whole model has
 
     def train(self, mode: bool = True) -> SplitModel:
-        """Return the model, which is always in training.
-
-        Raises:
-            UsageError: the mode is evaluation.
-        """
+        """Return the model, which is always in training; refuse evaluation."""
         if not mode:
             self._refuse("eval()", "evaluates")
         return self
 
     def state_dict(self, *_: object, **__: object) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            UsageError: gives the remedy.
-        """
         self._refuse("state_dict()", "saves")
 
     def load_state_dict(self, *_: object, **__: object) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            UsageError: gives the remedy.
-        """
         self._refuse("load_state_dict()", "loads")
 
     def _refuse(self, what: str, does: str) -> NoReturn:

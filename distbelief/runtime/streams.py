@@ -1,6 +1,4 @@
-"""Streams: data without a length, of which each replica reads its part in order; and the count of a minibatch's
-samples.
-"""
+"""Streams: data without a length, of which each replica reads its part in order; and the count of samples."""
 
 from __future__ import annotations
 
@@ -41,12 +39,7 @@ class Stream:
     """A user's data without a length. A replica reads every n-th sample, or all of its own data.
 
     The stream draws from the epoch's seed, the same in all replicas that share it. `collate_fn` and the step draw from
-    the minibatch's seed.
-
-    Args:
-        dataset: the user's.
-        loader: makes its minibatches; without a batch size, each of its samples is one.
-        batch_size: that the user sets; 0 for the job's.
+    the minibatch's seed. The user's loader makes minibatches; without a batch size, each of its samples is one.
     """
 
     samples = STREAM
@@ -84,10 +77,8 @@ class Stream:
     def read(self, batch: Batch) -> tuple[object, int] | None:
         """Return a minibatch and its number of samples, or None if the stream has ended before it.
 
-        Minibatches before it are skipped; if it was passed, the stream is read from its start again.
-
-        Raises:
-            DataError: an epoch has no sample.
+        Minibatches before it are skipped; if it was passed, the stream is read from its start again. An epoch without a
+        sample is refused.
         """
         number, stream = batch.index % OWN, self.dataset
         back = batch.epoch != self._epoch or number < self._next
@@ -127,13 +118,9 @@ class Stream:
 
 
 class StreamPart(IterableDataset[object]):
-    """Part of an iterable: sample `index` and every n-th after it.
+    """Part of an iterable: sample `index` and every n-th after it, for n replicas.
 
-    Args:
-        stream: the iterable.
-        index: the replica's.
-        replicas: number of replicas, each of which reads a part.
-        compared: number of samples at its start that go into a digest.
+    The first `compared` samples of the whole go into a digest.
     """
 
     def __init__(self, stream: Any, index: int = 0, replicas: int = 1, compared: int = 0) -> None:
@@ -170,18 +157,13 @@ def _bytes_of(leaf: object) -> bytes:
 
 
 class WorkerBegin:
-    """Start of a worker: it shows the user's `worker_init_fn` the user's own data set, and reports what it cannot send.
-
-    Args:
-        begin: the user's `worker_init_fn`.
-    """
+    """Start of a worker: the user's `worker_init_fn` sees the user's own data set, and what cannot be sent is told."""
 
     def __init__(self, begin: Callable[[int], None] | None) -> None:
         self.begin = begin
         self._sends: Any = None
 
     def __call__(self, number: int) -> None:
-        """Begin the worker of this number."""
         share_descriptors()
         process: Any = multiprocessing.current_process()
         self._sends = signature(workers._worker_loop).bind(*process._args).arguments["data_queue"]
@@ -216,7 +198,6 @@ class CountedCollate:
         self._collate = collate
 
     def __call__(self, items: list[object]) -> tuple[object, int]:
-        """Make a minibatch; return it and its number of samples."""
         minibatch = self._collate(items)
         return minibatch, held(minibatch, items)
 
@@ -224,12 +205,7 @@ class CountedCollate:
 class StreamCollate:
     """A `collate_fn` of a stream: it draws from the minibatch's seed, and leaves the stream's generators alone.
 
-    Args:
-        collate: the user's.
-        whole: whether its items are minibatches, not samples.
-        seed: the job's.
-        index: the replica's.
-        part: of a stream whose start replicas compare.
+    Its items are minibatches if `whole`, else samples; they may be of a `part` of a stream whose start is compared.
     """
 
     def __init__(

@@ -68,11 +68,7 @@ def add(target: Port, arrives: float, takes: float) -> float:
 
 
 def price(
-    schedule: Schedule,
-    item: int,
-    link: LinkModel,
-    inside: LinkModel | None = None,
-    hosts: Sequence[Sequence[int]] = (),
+    schedule: Schedule, item: int, link: LinkModel, inside: LinkModel | None = None, hosts: Sequence[Sequence[int]] = ()
 ) -> float:
     """Return the seconds from the first step to the end of the last.
 

@@ -76,9 +76,7 @@ def cut(where: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[str]:
-    """Have multiprocessing make its sockets in a temporary folder; yield a short name of the folder, for this
-    process.
-    """
+    """Have multiprocessing make its sockets in a temporary folder; yield this process's short name of it."""
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its stubs lack it
     with tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
         place = os.open(folder, os.O_PATH)  # TMPDIR may be long, and the name of a socket may have only 107 characters
@@ -91,9 +89,7 @@ def socket_folder() -> Iterator[str]:
 
 
 def nameless(address: str, process: int | str = "self") -> str:
-    """Return the address of a socket that lasts as long as this process, for use by itself, or by others through its
-    id.
-    """
+    """Return a socket's address that lasts as long as this process; others use it through the process's id."""
     return f"/proc/{process}/fd/{os.open(address, os.O_PATH)}"
 
 

@@ -76,22 +76,14 @@ def outside(message: Bulk | SlotRequest, slots: int, held: Range) -> str:
 
 
 def checked(message: Bulk, payload: Payload | None, slots: int, held: Range) -> torch.Tensor:
-    """Return a payload as bytes that fit its message's range, in `slots` vectors of these bytes.
-
-    Raises:
-        LocalProtocolError: there is no such range, or the payload is not one contiguous tensor of its length.
-    """
+    """Return a payload, one contiguous tensor, as bytes; refuse one that does not fit a range in `slots` vectors."""
     if wrong := outside(message, slots, held):
         raise LocalProtocolError(f"{wrong}: send a range that fits them")
-    if (
-        not isinstance(payload, torch.Tensor)
-        or payload.nbytes != message.stop - message.start
-        or not payload.is_contiguous()
-    ):
+    size = message.stop - message.start
+    if not isinstance(payload, torch.Tensor) or payload.nbytes != size or not payload.is_contiguous():
         got = f"a tensor of {payload.nbytes} bytes" if isinstance(payload, torch.Tensor) else repr(payload)
         raise LocalProtocolError(
-            f"a {type(message).__name__} of {message.stop - message.start} bytes sent with {got}; give one contiguous "
-            "tensor"
+            f"a {type(message).__name__} of {size} bytes sent with {got}; give one contiguous tensor"
         )
     if payload.dtype is torch.uint8 and payload.dim() == 1:
         return payload
@@ -168,6 +160,4 @@ class NetworkEndpoint(Endpoint):
 
     @abstractmethod
     def poll(self, timeout: float | None) -> None:
-        """Send queued messages, wait up to `timeout` seconds (None: without limit) for arrivals, and deliver them
-        all.
-        """
+        """Send queued messages, wait up to `timeout` seconds (None: for ever) for arrivals, and deliver them all."""

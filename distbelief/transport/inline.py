@@ -64,7 +64,6 @@ class InlineEndpoint(Endpoint):
         self.cut: set[str] = set()
 
     def connect(self, role: str, address: str, incarnation: int = -1) -> None:
-        """Check that a role exists; addresses mean nothing here."""
         if role not in self.network.endpoints:
             raise JobFailed(f"{self.role} cannot reach {role}: it does not exist")
 

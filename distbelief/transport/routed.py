@@ -41,9 +41,7 @@ class RoleFlow(Flow):
 
 
 class RoutedNetwork(VirtualNetwork):
-    """Virtual network over a topology; a single switch behaves like no topology, since the latency is that of two
-    cables.
-    """
+    """Virtual network over a topology; a single switch behaves like none, since the latency is that of two cables."""
 
     def __init__(
         self,
@@ -72,9 +70,7 @@ class RoutedNetwork(VirtualNetwork):
         return endpoint
 
     def host_of(self, role: str) -> int:
-        """Return the number of a role's host: shards are spread over switches, and standbys are on other switches than
-        their shards.
-        """
+        """Return the number of a role's host: shards are spread over switches, each standby on another."""
         parsed = roles.parse(role)
         if parsed.kind is roles.Kind.REPLICA:
             return parsed.index // self.per_host

@@ -96,9 +96,7 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _borrow(self, link: Link) -> None:
-        """Set `link.lent` to the vectors that the peer's Hello lends; raise RemoteProtocolError if that is
-        impossible.
-        """
+        """Set `link.lent` to the vectors that the peer's Hello lends; raise RemoteProtocolError if it cannot."""
 
     @abstractmethod
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview | None:
@@ -252,16 +250,9 @@ class SocketEndpoint(NetworkEndpoint):
         self._spare.clear()
 
     def _hello(self, peer: int = -1) -> Hello:
-        return Hello(
-            self.job,
-            self.role,
-            self.incarnation,
-            self.arena.held.size,
-            len(self.arena.gradients),
-            len(self.arena.parameters),
-            peer,
-            self.arena.held.start,
-        )
+        gradients, parameters, held = self.arena
+        sizes = held.size, len(gradients), len(parameters)
+        return Hello(self.job, self.role, self.incarnation, *sizes, peer, held.start)
 
     def _listen_on(self, listener: socket.socket) -> None:
         listener.setblocking(False)

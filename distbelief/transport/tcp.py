@@ -109,14 +109,9 @@ class TcpEndpoint(SocketEndpoint):
             )
 
     def listen(self, address: str = "", advertise: str = "") -> str:
-        """Accept links; return the address to advertise.
+        """Accept links; return the address to advertise, with the host of `address` if `advertise` is "".
 
-        Args:
-            address: where to listen; port 0 lets the kernel choose a port, and "" is loopback.
-            advertise: name or number by which others reach this host; "" for the host of `address`.
-
-        Raises:
-            UsageError: the address is in use, cannot be bound, or is no loopback address and `insecure` was not given.
+        Port 0 lets the kernel choose a port, and "" is loopback; other networks need `insecure`.
         """
         address = address or f"{_SCHEME}127.0.0.1:0"
         family, (host, port, *rest) = self._resolve(address)

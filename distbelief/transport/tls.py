@@ -18,22 +18,12 @@ HANDSHAKE_SECONDS = 60.0
 class TlsEndpoint(TcpEndpoint):
     """TCP endpoint whose links use TLS 1.3; each end has a certificate of the job's authority that names its role.
 
-    The handshake is part of the introduction, and must end within `HELLO_SECONDS`. `connect` waits for the other end,
-    which must be polled meanwhile.
-
-    Args:
-        identity: the certificate of this role.
-        patience: seconds for which `connect` waits for the other end.
+    The handshake is part of the introduction, and must end within `HELLO_SECONDS`. `connect` waits `patience` seconds
+    for the other end, which must be polled meanwhile.
     """
 
     def __init__(
-        self,
-        role: str,
-        job: str,
-        incarnation: int = 0,
-        *,
-        identity: Identity,
-        patience: float = HANDSHAKE_SECONDS,
+        self, role: str, job: str, incarnation: int = 0, *, identity: Identity, patience: float = HANDSHAKE_SECONDS
     ) -> None:
         self._handshake_seconds = patience
         super().__init__(role, job, incarnation, insecure=False)

@@ -120,12 +120,7 @@ class VirtualNetwork:
     def delay(self, link: VirtualLink, arrival: Arrival, arrives: float, takes: float, latency: float) -> float:
         """Return the moment of an arrival after additions, random delays and outages.
 
-        Args:
-            link: link of the message; `last` is the arrival of the previous message.
-            arrival: the message.
-            arrives: the moment without these delays.
-            takes: seconds that the message spends in a port.
-            latency: latency of the line.
+        Without these it `arrives` after it `takes` so many seconds in a port, and the latency of its line.
         """
         model, payload = self.model, arrival.payload
         if model.reduction and payload is not None and self.adds(arrival.event):  # type: ignore[arg-type]  # a message
@@ -326,10 +321,7 @@ class VirtualEndpoint(Endpoint):
         return Arrival(arrival.sender, event, here)
 
     def _succeeds(self, theirs: VirtualLink) -> bool:
-        """Return whether a message is from a later incarnation than the link's, which the new one replaces.
-
-        A message from an earlier incarnation is late, and is ignored.
-        """
+        """Return whether a message is from a later incarnation than the link's, not from an earlier; open its link."""
         sender = theirs.sender
         before = self.links[sender.role].peer
         if sender.incarnation < before.incarnation:
@@ -411,9 +403,7 @@ class VirtualEndpoint(Endpoint):
         network = self.network
         now, latency = network.clock.time, network.model.latency
         moment = max(now + latency, after)
-        self._end_link(
-            peer, reason, network.heals(peer.role, self.role, now, moment, latency) if network.outages else moment
-        )
+        self._end_link(peer, reason, network.heals(peer.role, self.role, now, moment, latency))
 
     def _end_link(self, peer: VirtualEndpoint, reason: str, moment: float) -> None:
         self.network.clock.call_at(moment, self._lose, (peer, reason))
@@ -434,9 +424,6 @@ class VirtualMemory:
         answers: kinds of messages that answer them.
         may: returns whether a role's message can be acted on now.
         do: acts on a message; returns the shard's effects.
-
-    Attributes:
-        turns: message of the role that has the lock, then those of the roles that wait for it.
     """
 
     def __init__(
@@ -451,6 +438,7 @@ class VirtualMemory:
         self.role, self.requests, self.answers = role, requests, answers
         self._network, self._may, self._do = network, may, do
         self.turns: deque[Turn] = deque()
+        """Message of the role that has the lock, then those of the roles that wait for it."""
         self._early: list[Turn] = []
         """Messages whose turn came before they could be acted on."""
         self._behind: dict[VirtualEndpoint, list[Turn]] = {}

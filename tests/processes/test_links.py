@@ -148,14 +148,14 @@ def sums(one: RoleLinks) -> set[float]:
 
 def arrived(one: RoleLinks) -> int:
     """Chunks that have come to the first of a pair, which it has not taken."""
-    return len(one._links._link("replica 1").arrived)
+    return len(one._links._links["replica 1"].arrived)
 
 
 def test_a_rank_that_is_late_is_sent_no_more_than_a_window(
     pair: list[RoleLinks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair
-    link, rest, rests = second._links._link("replica 0"), second._links.rest, threading.Event()
+    link, rest, rests = second._links._links["replica 0"], second._links.rest, threading.Event()
     monkeypatch.setattr(second._links, "rest", lambda: (rests.set(), rest()))
     second.ready(0)
     assert rests.wait(SECONDS)  # all that it sends for now is sent
@@ -182,7 +182,7 @@ def test_a_round_ends_when_the_others_have_taken_all_that_was_sent(
     )
     for one in pair:
         one.ready(0)
-    until(lambda: len(second._links._link("replica 0").arrived) == role_links.CHUNKS)
+    until(lambda: len(second._links._links["replica 0"].arrived) == role_links.CHUNKS)
     assert [first.reduce() for _ in range(9)] == [None] * 9
     held.clear()
     second._links.wake()
@@ -210,7 +210,7 @@ def test_what_comes_for_a_group_before_this_rank_is_in_it_is_kept(pair: list[Rol
     end = second._links._endpoint
     second._thread.do(lambda: end.send("replica 0", *CHUNK))
     until(lambda: arrived(first) == 1)
-    link = first._links._link("replica 1")
+    link = first._links._links["replica 1"]
     first._thread.do(lambda: link.begin(1)).wait()
     assert arrived(first) == 1
     first._thread.do(lambda: link.begin(2)).wait()
