@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from oracles import classes
 from torch import nn
 from watching.observed import Observed, mapping_of
 
@@ -29,11 +29,9 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
 
 
-def play(
-    plain: SimpleNamespace, strategy: Allreduce | Single, cluster: Simulated | None = None, **job: Any
-) -> Observed:
+def play(strategy: Allreduce | Single, cluster: Simulated | None = None, **job: Any) -> Observed:
     dtype, model = job.pop("dtype", torch.float32), job.pop("model", smooth)
-    task = plain.classes(lambda: model().to(dtype), samples=SAMPLES, dtype=dtype)
+    task = classes(lambda: model().to(dtype), samples=SAMPLES, dtype=dtype)
     given = {"task": task, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **job}
     return Observed(Job(strategy=strategy, **given), cluster)
 
@@ -70,7 +68,9 @@ def marked() -> Task:
 
 
 def state_of(run: Observed) -> dict[str, torch.Tensor]:
-    """The server's state dict, or that of a replica which was there at the end where there is none."""
+    """The server's state dict, or that of a replica which was there at the end where there is none; in the order of the
+    module.
+    """
     if run.simulation.memory is not None:
         return _entries(run, mapping_of(run.simulation))
     if not run.simulation.shards:
@@ -80,7 +80,13 @@ def state_of(run: Observed) -> dict[str, torch.Tensor]:
     vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
     for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
         vector[own.moving.start : own.moving.stop] = shard.held.moving()
+        vector[own.frozen.start : own.frozen.stop] = shard.held.frozen()
     return _entries(run, vector)
+
+
+def vector_of(run: Observed) -> torch.Tensor:
+    """The server's parameters, one behind the other in the order of the module."""
+    return torch.cat([value.reshape(-1) for value in state_of(run).values()])
 
 
 def _entries(run: Observed, vector: torch.Tensor) -> dict[str, torch.Tensor]:

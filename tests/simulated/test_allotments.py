@@ -7,12 +7,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
+from oracles import classes, mlp
 from torch import nn
 from watching.observed import Observed
 
@@ -111,14 +111,14 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
 
 
-def unequal(plain: SimpleNamespace, *lengths: int) -> Task:
+def unequal(*lengths: int) -> Task:
     """A task that has so many samples for each replica in turn; before that it is loaded once for the job."""
-    task = plain.classes(net, samples=max(lengths))
+    task = classes(net, samples=max(lengths))
     loads: Iterator[int] = iter((max(lengths), *lengths))
 
     def train() -> Any:
         data, count = task.train(), next(loads)
-        return plain.classes(net, samples=max(lengths)).train() if count == len(data) else Head(data, count)
+        return classes(net, samples=max(lengths)).train() if count == len(data) else Head(data, count)
 
     return dataclasses.replace(task, train=train)
 
@@ -136,9 +136,9 @@ class Head:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_each_stream_is_dealt_to_its_end(plain: SimpleNamespace, name: str) -> None:
+def test_each_stream_is_dealt_to_its_end(name: str) -> None:
     strategy = STRATEGIES[name]
-    run, _ = observe(plain.classes(plain.mlp, samples=60), of_streams(strategy))
+    run, _ = observe(classes(mlp, samples=60), of_streams(strategy))
     counted = dict.fromkeys(range(3), 0)
     for record in run.records:
         if isinstance(record, records.Stepped):
@@ -146,13 +146,13 @@ def test_each_stream_is_dealt_to_its_end(plain: SimpleNamespace, name: str) -> N
     n = strategy.replicas
     if name != "backup workers":
         assert counted == {index: EPOCHS * LENGTHS[index] if index < n else 0 for index in range(3)}
-    assert sum(isinstance(record, records.EpochDone) for record in run.records) == EPOCHS
+    assert len(run.told(records.EpochDone)) == EPOCHS
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("data", ["sequential", "own", "private", "stream"])
-def test_whoever_dies_each_minibatch_of_its_own_is_applied(plain: SimpleNamespace, name: str, data: str) -> None:
-    strategy, task = STRATEGIES[name], plain.classes(plain.mlp, samples=60)
+def test_whoever_dies_each_minibatch_of_its_own_is_applied(name: str, data: str) -> None:
+    strategy, task = STRATEGIES[name], classes(mlp, samples=60)
     # a shard has to go back to a checkpoint, and its third message is before the first
     deaths = [(role, message) for role in ("replica 1", "coordinator", "shard 0") for message in (3, 11, 26)]
     for role, message in some((one for one in deaths if one != ("shard 0", 3)), SEEDS // 5):
@@ -162,16 +162,14 @@ def test_whoever_dies_each_minibatch_of_its_own_is_applied(plain: SimpleNamespac
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_what_is_left_to_a_replica_that_never_comes_again_is_told(plain: SimpleNamespace, name: str) -> None:
+def test_what_is_left_to_a_replica_that_never_comes_again_is_told(name: str) -> None:
     strategy = dataclasses.replace(STRATEGIES[name], restarts=0)
-    task = plain.classes(plain.mlp, samples=60)
+    task = classes(mlp, samples=60)
     job = Job(task=task, strategy=strategy, epochs=EPOCHS, batch_size=BATCH, order="sequential", evaluate_every=0)
     run = Observed(job, Simulated(crashes=(Crash("replica 1", 12),)))
     run.simulation.run()
-    gone = next(record for record in run.records if isinstance(record, records.Gone) and record.died)
-    done = sum(
-        record.steps for record in run.records if isinstance(record, records.Stepped) and record.role == "replica 1"
-    )
+    gone = next(record for record in run.told(records.Gone) if record.died)
+    done = sum(record.steps for record in run.told(records.Stepped) if record.role == "replica 1")
     n = strategy.replicas
     part = len(range(15 // n, 2 * 15 // n))
     assert run.outcome == "done"
@@ -179,15 +177,13 @@ def test_what_is_left_to_a_replica_that_never_comes_again_is_told(plain: SimpleN
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(
-    plain: SimpleNamespace, drop_last: bool
-) -> None:
+def test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(drop_last: bool) -> None:
     lengths, lr = (10, 23), 0.5
     strategy = Synchronous(2, 2, optimizer=Optimizer("sgd", lr))
     # a checkpoint would break up a round: who is held back sits out
     own = {"data": "own", "order": "sequential", "snapshot_every": "0"}
-    run, _ = observe(unequal(plain, *lengths), strategy, epochs=1, drop_last=drop_last, **own)
-    task = plain.classes(net, samples=max(lengths))
+    run, _ = observe(unequal(*lengths), strategy, epochs=1, drop_last=drop_last, **own)
+    task = classes(net, samples=max(lengths))
     torch.manual_seed(0)
     model, data = task.model(), task.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)

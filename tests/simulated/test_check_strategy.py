@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
 import pytest
 import torch
 from drawn import SEEDS
+from oracles import sequential
 
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
@@ -51,9 +51,9 @@ KNOBS = {
 
 
 @pytest.fixture
-def sgd(plain: SimpleNamespace) -> Sequential:
+def sgd() -> Sequential:
     def loop(task: Task, strategy: Any, epochs: int, batch_size: int, seed: int) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = plain.sequential(
+        found: dict[str, torch.Tensor] = sequential(
             task, "sgd", lr=strategy.optimizer.lr, epochs=epochs, batch_size=batch_size, seed=seed
         )
         return found

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, in_chunks, some, sweep
+from oracles import classes, sequential
 from split_jobs import SAMPLES, WIDTH, marked, normed, play, smooth, weights
 from watching.observed import Observed
 
@@ -43,14 +44,14 @@ SPLITS = {
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("how", SPLITS)
-def test_split_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, how: str, replicas: int) -> None:
+def test_split_replicas_are_sequential_sgd_on_the_union(how: str, replicas: int) -> None:
     """43 samples in minibatches of four: the last round is short, and so is its last minibatch."""
     optimizer = Optimizer("momentum", 0.05, {"weight_decay": 0.03})
     strategy = Allreduce(replicas, optimizer=optimizer, bucket_mb=0.0004, **SPLITS[how])  # type: ignore[arg-type]  # its options
-    run = play(plain, strategy, epochs=2, dtype=torch.float64, lr_schedule="cosine", clip_norm=0.3)
+    run = play(strategy, epochs=2, dtype=torch.float64, lr_schedule="cosine", clip_norm=0.3)
     run.run()
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
-    oracle = plain.sequential(
+    task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = sequential(
         task, "momentum", lr=0.05, epochs=2, batch_size=4 * replicas, schedule="cosine", clip_norm=0.3,
         weight_decay=0.03,
     )  # fmt: skip
@@ -60,51 +61,47 @@ def test_split_replicas_are_sequential_sgd_on_the_union(plain: SimpleNamespace, 
 
 
 @pytest.mark.parametrize("kind", [Allreduce, Single])
-def test_stages_of_one_replica_are_the_plain_loop_bit_for_bit(
-    plain: SimpleNamespace, kind: type[Allreduce | Single]
-) -> None:
+def test_stages_of_one_replica_are_the_plain_loop_bit_for_bit(kind: type[Allreduce | Single]) -> None:
     more = {"replicas": 1} if kind is Allreduce else {}
     strategy = kind(optimizer=Optimizer("adam", 0.01), partitions=2, split="stages", **more)  # type: ignore[arg-type]  # its options
-    run = play(plain, strategy, epochs=2)
+    run = play(strategy, epochs=2)
     run.run()
-    task = plain.classes(smooth, samples=SAMPLES)
-    for name, tensor in plain.sequential(task, "adam", lr=0.01, epochs=2, batch_size=4).items():
+    task = classes(smooth, samples=SAMPLES)
+    for name, tensor in sequential(task, "adam", lr=0.01, epochs=2, batch_size=4).items():
         assert torch.equal(weights(run)[name], tensor)
 
 
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 3), ("1f1b", 4), ("auto", 2)])
-def test_microbatches_and_accumulation_make_the_round_of_the_union(
-    plain: SimpleNamespace, schedule: str, microbatches: int
-) -> None:
+def test_microbatches_and_accumulation_make_the_round_of_the_union(schedule: str, microbatches: int) -> None:
     strategy = Allreduce(
         2, optimizer=Optimizer("sgd", 0.05), partitions=3, split="stages", schedule=schedule,
         microbatches=microbatches, accumulate=2,
     )  # fmt: skip
-    run = play(plain, strategy, epochs=2, dtype=torch.float64)
+    run = play(strategy, epochs=2, dtype=torch.float64)
     run.run()
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
-    for name, tensor in plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=16).items():
+    task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    for name, tensor in sequential(task, "sgd", lr=0.05, epochs=2, batch_size=16).items():
         torch.testing.assert_close(weights(run)[name], tensor, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("how", SPLITS)
-def test_one_model_over_several_processes_is_the_plain_loop(plain: SimpleNamespace, how: str) -> None:
+def test_one_model_over_several_processes_is_the_plain_loop(how: str) -> None:
     """With microbatches, a rate that is scheduled and scaled, and the last minibatch short."""
     schedule = {"schedule": "1f1b", "microbatches": 3} if "stages" in how else {}
     strategy = Single(optimizer=Optimizer("adagrad", 0.05), **SPLITS[how], **schedule)  # type: ignore[arg-type]  # its options
-    run = play(plain, strategy, epochs=2, dtype=torch.float64, lr_schedule="cosine")
+    run = play(strategy, epochs=2, dtype=torch.float64, lr_schedule="cosine")
     run.run()
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
-    oracle = plain.sequential(task, "adagrad", lr=0.05, epochs=2, batch_size=4, schedule="cosine")
+    task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = sequential(task, "adagrad", lr=0.05, epochs=2, batch_size=4, schedule="cosine")
     for name, tensor in oracle.items():
         torch.testing.assert_close(weights(run)[name], tensor, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("buffers", ["broadcast", "local"])
-def test_buffers_are_those_of_whole_replicas(plain: SimpleNamespace, buffers: str) -> None:
+def test_buffers_are_those_of_whole_replicas(buffers: str) -> None:
     found = []
     for more in ({}, {"partitions": 2, "split": "stages"}):
-        run = play(plain, Allreduce(2, buffers=buffers, **more), model=normed, epochs=2)  # type: ignore[arg-type]  # its options
+        run = play(Allreduce(2, buffers=buffers, **more), model=normed, epochs=2)  # type: ignore[arg-type]  # its options
         run.run()
         found.append([weights(run, replica) for replica in range(2)])
     for whole, split in zip(*found, strict=True):
@@ -115,26 +112,26 @@ def test_buffers_are_those_of_whole_replicas(plain: SimpleNamespace, buffers: st
 # a job is what it is elsewhere
 
 
-def test_it_is_measured_and_saved_as_whole_replicas_are(plain: SimpleNamespace) -> None:
+def test_it_is_measured_and_saved_as_whole_replicas_are() -> None:
     """Also in the middle: after each epoch what is measured is of that epoch."""
     found = []
     for more in ({}, {"partitions": 2, "split": "stages"}):
-        run = play(plain, Allreduce(2, **more), epochs=3, evaluate_every=1, checkpoint_every=2)  # type: ignore[arg-type]  # its options
+        run = play(Allreduce(2, **more), epochs=3, evaluate_every=1, checkpoint_every=2)  # type: ignore[arg-type]  # its options
         run.run()
-        tested = [(r.loss, r.accuracy) for r in run.records if isinstance(r, records.Tested)]
-        saved = [r.number for r in run.records if isinstance(r, records.Checkpointed) and not r.error]
-        losses = [(r.role.partition(".")[0], r.loss) for r in run.records if isinstance(r, records.Stepped)]
+        tested = [(r.loss, r.accuracy) for r in run.told(records.Tested)]
+        saved = [r.number for r in run.told(records.Checkpointed) if not r.error]
+        losses = [(r.role.partition(".")[0], r.loss) for r in run.told(records.Stepped)]
         found.append((tested, saved, losses))
     assert found[0] == found[1]
     assert len(found[0][0]) == 3
 
 
-def test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint(plain: SimpleNamespace) -> None:
+def test_all_gone_it_goes_on_from_the_parts_of_its_checkpoint() -> None:
     """The only replica dies after a checkpoint: it ends where an undisturbed one does, bit for bit."""
     found = []
     for crashes in ((), (Crash("replica 0.1", 60),)):
         strategy = Allreduce(1, optimizer=Optimizer("adam", 0.01), partitions=2, split="stages", restarts=2)
-        run = play(plain, strategy, Simulated(crashes=crashes), epochs=3, snapshot_every="4")
+        run = play(strategy, Simulated(crashes=crashes), epochs=3, snapshot_every="4")
         run.run()
         assert run.outcome == "done"
         found.append(weights(run))
@@ -163,26 +160,26 @@ class OnItsWay:
 
 
 def test_what_partitions_hold_comes_to_who_measures_in_parts_that_wait_until_those_before_are_taken(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = []
     for chunk in (CHUNK, 100):
         monkeypatch.setattr("distbelief.strategies.grouped.replica.CHUNK", chunk)
-        run = play(plain, Allreduce(2, partitions=3, split="stages"), epochs=3, evaluate_every=1)
+        run = play(Allreduce(2, partitions=3, split="stages"), epochs=3, evaluate_every=1)
         way = OnItsWay(run)
         run.run()
-        found.append([(r.loss, r.accuracy) for r in run.records if isinstance(r, records.Tested)])
+        found.append([(r.loss, r.accuracy) for r in run.told(records.Tested)])
     assert way.most.keys() == {grouping.PartValues}
     assert way.most[grouping.PartValues] <= 2 * chunk
     assert found[0] == found[1]
 
 
 def test_who_comes_again_is_given_what_another_holds_in_parts_that_wait_until_those_before_are_taken(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("distbelief.strategies.grouped.replica.CHUNK", chunk := 100)
     strategy = Allreduce(2, optimizer=Optimizer("adam", 0.01), partitions=2, split="stages", restarts=1)
-    run = play(plain, strategy, Simulated(crashes=(Crash("replica 1.0", 40),), restart_seconds=1e-3), epochs=3)
+    run = play(strategy, Simulated(crashes=(Crash("replica 1.0", 40),), restart_seconds=1e-3), epochs=3)
     way = OnItsWay(run)
     run.run()
     assert run.simulation.killed.count("replica 1.1") == 1
@@ -291,9 +288,9 @@ def test_no_fault_loses_or_repeats_a_minibatch_of_split_replicas(monkeypatch: py
 # what is said
 
 
-def test_partitions_say_for_whom_they_wait(plain: SimpleNamespace) -> None:
+def test_partitions_say_for_whom_they_wait() -> None:
     uneven = Simulated(network=NetworkModel(latency=1e-3), compute=ComputeModel(slow={1: 3.0}))
-    run = play(plain, Allreduce(2, partitions=2, split="neurons"), uneven)
+    run = play(Allreduce(2, partitions=2, split="neurons"), uneven)
     said: dict[str, set[str]] = {"replica 0.0": set(), "replica 0.1": set()}
     parts = run.simulation.parts
 

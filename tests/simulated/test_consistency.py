@@ -9,17 +9,18 @@ import random
 import statistics
 from collections import Counter
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from drawn import SEEDS, in_chunks, scaled, some, sweep
+from oracles import FALLS, STEPPERS, classes, minibatches, mlp, smooth
+from split_jobs import state_of, vector_of
 from torch import nn
 from watching.floors import hold_floors
 from watching.lead import Lead
-from watching.observed import Observed
+from watching.observed import Observed, Watcher
 
 from distbelief.core import records, roles
 from distbelief.core.consistency import Key
@@ -61,37 +62,14 @@ UNEVEN = Simulated(
 )
 
 
-def smooth(dtype: torch.dtype) -> nn.Module:
-    """An MLP without chance, so that its gradient on a union is the mean of those on the parts."""
-    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
-
-
-def play(
-    plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any
-) -> tuple[Observed, Accounting]:
-    dtype = options.pop("dtype", torch.float32)
-    task = options.pop("task", None) or plain.classes(
-        lambda: smooth(dtype), samples=options.pop("samples", 43), dtype=dtype
-    )
-    job = Job(
-        **{"task": task, "strategy": strategy, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **options}
-    )
-    run = Observed(job, cluster)
-    accounting = Accounting(run)
-    run.simulation.run()
-    accounting.finish(run.outcome, run.simulation.killed)
-    return run, accounting
-
-
-def summary(run: Observed) -> dict[str, Any]:
-    made = Summary({})
-    for record in run.records:
-        made.take(0.0, record)
-    return made.result()
+def play(strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Accounting]:
+    task = options.pop("task", None) or smooth(options.pop("samples", 43), options.pop("dtype", torch.float32))
+    usual = {"batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0}
+    run = Observed(Job(task, strategy, **{**usual, **options}), cluster)
+    return run, run.accounted()
 
 
 def union_sgd(
-    plain: SimpleNamespace,
     accounting: Accounting,
     task: Task,
     optimizer: str,
@@ -104,9 +82,9 @@ def union_sgd(
     torch.manual_seed(seed)
     model, data = task.model().train(), task.train()
     flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-    stepper = plain.optimizers[optimizer]([{"params": [flat]}], lr=lr)
+    stepper = STEPPERS[optimizer]([{"params": [flat]}], lr=lr)
     epochs, applied = 1 + max(epoch for minibatches in accounting.pushes.values() for epoch, _ in minibatches), 0
-    samples = [list(plain.minibatches(len(data), batch_size, epochs, seed))]
+    samples = [list(minibatches(len(data), batch_size, epochs, seed))]
     per_epoch = -(-len(data) // batch_size)
     for _, group in sorted(accounting.groups["shard 0"].items()):
         numbers = torch.cat([samples[0][epoch * per_epoch + index][1] for epoch, index in accounting.batches(group)])
@@ -115,18 +93,10 @@ def union_sgd(
         inputs, targets = data.batch(numbers)
         task.loss(model(inputs), targets).backward()
         flat.grad = torch.cat([p.grad.reshape(-1) for p in model.parameters()])  # type: ignore[union-attr]
-        stepper.param_groups[0]["lr"] = lr * plain.schedules[schedule](applied / (epochs * len(data)))
+        stepper.param_groups[0]["lr"] = lr * FALLS[schedule](applied / (epochs * len(data)))
         applied += len(numbers)
         stepper.step()
     return flat.detach()
-
-
-def vector(run: Observed, dtype: torch.dtype) -> torch.Tensor:
-    """The server's parameters, in the order of the module."""
-    plan = run.simulation.coordinator.plan
-    assert plan is not None
-    whole = torch.cat([shard.held.moving() for shard in run.simulation.shards])  # type: ignore[misc]
-    return torch.cat([whole[e.start : e.start + e.tensor.size].view(dtype) for e in plan.layout.entries])
 
 
 # synchronous
@@ -143,68 +113,46 @@ def vector(run: Observed, dtype: torch.dtype) -> torch.Tensor:
     ],
 )  # fmt: skip
 def test_synchronous_replicas_are_sgd_on_the_union_batch(
-    plain: SimpleNamespace, replicas: int, shards: int, optimizer: str, dtype: torch.dtype, tolerance: float
+    replicas: int, shards: int, optimizer: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     strategy = Synchronous(replicas, shards, Optimizer(optimizer, 0.02), push_every=1 + (replicas == 3))
-    run, accounting = play(plain, strategy, UNEVEN, dtype=dtype, epochs=3)
+    run, accounting = play(strategy, UNEVEN, dtype=dtype, epochs=3)
     rounds = accounting.groups["shard 0"]
     assert all(accounting.groups[shard] == rounds for shard in accounting.shards), "shards made other rounds"
     assert len(rounds[1]) == replicas
     assert not accounting.dropped
-    expected = union_sgd(plain, accounting, run.simulation.task, optimizer, 0.02)
-    torch.testing.assert_close(vector(run, dtype), expected, rtol=tolerance * 10, atol=tolerance)
+    expected = union_sgd(accounting, run.simulation.task, optimizer, 0.02)
+    torch.testing.assert_close(vector_of(run), expected, rtol=tolerance * 10, atol=tolerance)
+    assert run.summary()["staleness"]["max"] == 0
 
 
-def test_every_round_takes_one_push_of_each_replica_that_has_work(plain: SimpleNamespace) -> None:
-    """11 minibatches on 4 replicas: two rounds of four, and one of the three that are left; nobody is waited for in
-    vain.
-    """
-    run, accounting = play(
-        plain, Synchronous(4, 2), Simulated(network=INSTANT, compute=ComputeModel(spread="constant")), epochs=2
-    )
-    sizes = [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
-    assert sizes == [4, 4, 3, 4, 4, 3]
-    assert run.outcome == "done"
-    assert summary(run)["staleness"]["max"] == 0
-
-
-def test_a_round_waits_for_the_slowest_and_not_for_the_dead(plain: SimpleNamespace) -> None:
+def test_a_round_waits_for_the_slowest_and_not_for_the_dead() -> None:
     slow = ComputeModel(spread="constant", slow={1: 50.0})
-    waiting, _ = play(plain, Synchronous(3, 2), Simulated(compute=slow))
-    without_it, accounting = play(plain, Synchronous(3, 2), Simulated(compute=slow, crashes=(Crash("replica 1", 9),)))
+    waiting, _ = play(Synchronous(3, 2), Simulated(compute=slow))
+    without_it, accounting = play(Synchronous(3, 2), Simulated(compute=slow, crashes=(Crash("replica 1", 9),)))
     assert waiting.outcome == without_it.outcome == "done"
     assert without_it.simulation.clock.now() < waiting.simulation.clock.now() / 2
     assert any(len(group) == 2 for group in accounting.groups["shard 0"].values())
 
 
 @pytest.mark.parametrize("message", range(1, 16))
-def test_a_first_round_does_not_wait_for_one_that_died_at_any_message(plain: SimpleNamespace, message: int) -> None:
-    run, _ = play(plain, Synchronous(2, 3), Simulated(crashes=(Crash("replica 1", message),)))
+def test_a_first_round_does_not_wait_for_one_that_died_at_any_message(message: int) -> None:
+    run, _ = play(Synchronous(2, 3), Simulated(crashes=(Crash("replica 1", message),)))
     assert run.outcome == "done"
 
 
-def test_buffers_are_averaged_in_rounds(plain: SimpleNamespace) -> None:
-    task = plain.classes(
-        lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 3)), samples=16
-    )
-    run, accounting = play(
-        plain,
-        Synchronous(2, 1, Optimizer("sgd", 0.0)),
-        Simulated(compute=ComputeModel(spread="constant")),
-        task=task,
-        batch_size=8,
-    )
-    plan, shard = run.simulation.coordinator.plan, run.simulation.shards[0]
-    assert plan is not None
-    mean = next(e for e in plan.layout.entries if e.tensor.name == "1.running_mean")
+def test_buffers_are_averaged_in_rounds() -> None:
+    task = classes(lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=1.0), nn.Linear(4, 3)), samples=16)
+    steady = Simulated(compute=ComputeModel(spread="constant"))
+    run, accounting = play(Synchronous(2, 1, Optimizer("sgd", 0.0)), steady, task=task, batch_size=8)
+    mean = next(e for e in accounting.plan.layout.entries if e.tensor.name == "1.running_mean")
     (group,) = accounting.groups["shard 0"].values()
     pushed = [
         accounting.sent_pushes[who, "shard 0", clock][1][mean.start : mean.start + 16].view(torch.float32)
         for who, clock in group
     ]
     assert not torch.equal(*pushed)
-    held = shard.held.moving()[mean.start : mean.start + 16].view(torch.float32)  # type: ignore[index]
-    torch.testing.assert_close(held, (pushed[0] + pushed[1]) / 2)
+    torch.testing.assert_close(state_of(run)["1.running_mean"], (pushed[0] + pushed[1]) / 2)
 
 
 # backup workers
@@ -214,13 +162,10 @@ THREE_OF_FIVE = ({"backup_workers": 2}, {"quorum": 3}, {"quorum": 0.6})
 
 
 @pytest.mark.parametrize("waits", THREE_OF_FIVE, ids=str)
-def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again(
-    waits: dict[str, Any], plain: SimpleNamespace
-) -> None:
+def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_again(waits: dict[str, Any]) -> None:
     strategy = Synchronous(5, 3, **waits)
-    run, accounting = play(plain, strategy, UNEVEN, samples=203, epochs=2)
-    dropped = summary(run)["dropped"]
-    assert dropped == len(accounting.dropped) > 5
+    run, accounting = play(strategy, UNEVEN, samples=203, epochs=2)
+    assert run.summary()["dropped"] == len(accounting.dropped) > 5
     first: dict[int, list[tuple[str, int]]] = {}
     for who, push in accounting.arrivals["shard 0"]:
         first.setdefault(push.tick, []).append((who, push.clock))
@@ -238,13 +183,11 @@ def test_a_round_takes_exactly_the_first_gradients_and_the_others_are_dealt_agai
 
 
 @pytest.mark.parametrize("waits", THREE_OF_FIVE, ids=str)
-def test_backup_workers_and_quorums_are_sgd_on_the_union_of_what_was_taken(
-    waits: dict[str, Any], plain: SimpleNamespace
-) -> None:
-    run, accounting = play(plain, Synchronous(5, 3, Optimizer("momentum", 0.02), **waits), UNEVEN, samples=83, epochs=2)
+def test_backup_workers_and_quorums_are_sgd_on_the_union_of_what_was_taken(waits: dict[str, Any]) -> None:
+    run, accounting = play(Synchronous(5, 3, Optimizer("momentum", 0.02), **waits), UNEVEN, samples=83, epochs=2)
     assert accounting.dropped
-    expected = union_sgd(plain, accounting, run.simulation.task, "momentum", 0.02)
-    torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-5, atol=1e-6)
+    expected = union_sgd(accounting, run.simulation.task, "momentum", 0.02)
+    torch.testing.assert_close(vector_of(run), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("waits", "alive", "needed"), [
@@ -311,20 +254,20 @@ def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(m
             assert accounting.moments["shard 0", 1] == pytest.approx(draws[seed][99 - backups], abs=1e-9)
 
 
-def test_a_step_of_a_round_computes_on_the_same_round_of_every_shard(plain: SimpleNamespace) -> None:
+def test_a_step_of_a_round_computes_on_the_same_round_of_every_shard() -> None:
     """Also after a round that was made without its replica, when some shards have made the next and others have not."""
     stormy = Simulated(
         network=NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2),
         compute=ComputeModel(spread="exponential"),
     )
-    _, accounting = play(plain, Synchronous(5, 4, backup_workers=3), stormy, samples=203, epochs=2)
+    _, accounting = play(Synchronous(5, 4, backup_workers=3), stormy, samples=203, epochs=2)
     assert len(accounting.dropped) > 20
     for who, clock in accounting.pushes:
         versions = {accounting.sent_pushes[who, shard, clock][0].version.updates for shard in accounting.shards}
         assert len(versions) == 1, f"push {clock} of {who} was computed on rounds {versions}"
 
 
-def test_rounds_are_made_where_a_shard_holds_nothing_but_frozen_parameters(plain: SimpleNamespace) -> None:
+def test_rounds_are_made_where_a_shard_holds_nothing_but_frozen_parameters() -> None:
     def model() -> nn.Module:
         small = nn.Sequential(nn.Linear(6, 60), nn.Linear(60, 3), nn.Linear(3, 3, bias=False))
         small[0].requires_grad_(False)
@@ -332,7 +275,7 @@ def test_rounds_are_made_where_a_shard_holds_nothing_but_frozen_parameters(plain
         return small
 
     for strategy in (Synchronous(3, 4, backup_workers=1), Bounded(3, 4, staleness=0)):
-        run, accounting = play(plain, strategy, UNEVEN, task=plain.classes(model, samples=43))
+        run, accounting = play(strategy, UNEVEN, task=classes(model, samples=43))
         assert (run.outcome, len(accounting.shards)) == ("done", 1)
 
 
@@ -346,11 +289,11 @@ def points(samples: int) -> Task:
 
 @pytest.mark.parametrize("n", some([1, 2, 6, 15, 30], SEEDS // 2))
 @pytest.mark.long
-def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleNamespace, n: int) -> None:
+def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(n: int) -> None:
     """Zhang et al. 2016, section 3: 30 learners, mean about n, P(> 2n) under 1e-4."""
     samples = 30 * (700 if MANY else 150)
     run, accounting = play(
-        plain, Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(samples), batch_size=1
+        Softsync(30, 1, n=n), Simulated(network=INSTANT, phantom=True), task=points(samples), batch_size=1
     )
     groups, pushes = accounting.groups["shard 0"], accounting.sent_pushes
     # while all have work: with fewer replicas, fewer pushes make an update
@@ -366,45 +309,25 @@ def test_softsyncs_staleness_is_about_n_and_almost_never_above_2n(plain: SimpleN
 
 
 @pytest.mark.parametrize(("n", "size"), [(1, 4), (2, 2), (3, 1), (4, 1)])
-def test_softsync_updates_after_every_floor_of_replicas_by_n_pushes(plain: SimpleNamespace, n: int, size: int) -> None:
-    _, accounting = play(plain, Softsync(4, 2, n=n), UNEVEN, samples=203)
+def test_softsync_updates_after_every_floor_of_replicas_by_n_pushes(n: int, size: int) -> None:
+    _, accounting = play(Softsync(4, 2, n=n), UNEVEN, samples=203)
     sizes = [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
     assert set(sizes[4 : len(sizes) // 2]) == {size}
     assert set(sizes) <= set(range(1, size + 1))
 
 
-def test_softsync_wants_no_pushes_of_the_dead(plain: SimpleNamespace) -> None:
+def test_softsync_wants_no_pushes_of_the_dead() -> None:
     dying = Simulated(crashes=tuple(Crash(f"replica {i}", 12) for i in (1, 2, 3)))
-    run, accounting = play(plain, Softsync(4, 1, n=1, restarts=0), dying, samples=203)
+    run, accounting = play(Softsync(4, 1, n=1, restarts=0), dying, samples=203)
     sizes = [len(group) for _, group in sorted(accounting.groups["shard 0"].items())]
     assert len(run.simulation.killed) == 3
     assert max(sizes) > 1
     assert sizes[-20:] == [1] * 20
 
 
-def test_softsync_waits_for_nobody(plain: SimpleNamespace) -> None:
-    """With one replica out of four 50 times slower: the other three do nearly all, at their own pace."""
-    slow, options = (
-        Simulated(network=INSTANT, compute=ComputeModel(spread="constant", slow={1: 50.0})),
-        {"samples": 803},
-    )
-    seconds = [
-        play(plain, kind, slow, **options)[0].simulation.clock.now() for kind in (Downpour(4, 2), Softsync(4, 2, n=1))
-    ]
-    assert seconds[1] < 1.05 * seconds[0]
-
-
-def test_what_softsync_has_acknowledged_is_in_every_checkpoint(plain: SimpleNamespace) -> None:
+def test_what_softsync_has_acknowledged_is_in_every_checkpoint() -> None:
     """An update that has not all its pushes yet is made at once, with those that it has."""
-    run = Observed(
-        Job(
-            task=plain.classes(lambda: smooth(torch.float32)),
-            strategy=Softsync(4, 1, n=1),
-            batch_size=4,
-            evaluate_every=0,
-        ),
-        UNEVEN,
-    )
+    run = Observed(Job(smooth(), Softsync(4, 1, n=1), batch_size=4, evaluate_every=0), UNEVEN)
     shard, short = run.simulation.shards[0], list[tuple[int, int, int]]()
 
     def sent(_sender: str, _to: str, message: Any) -> None:
@@ -429,39 +352,28 @@ OLDER = [{}, {"prefetch": 1}, {"fetch_every": 4}, {"prefetch": 1, "fetch_every":
 
 
 @pytest.mark.parametrize(("bound", "options"), some(product([0, 1, 3], OLDER)), ids=str)
-def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(
-    plain: SimpleNamespace, bound: int, options: dict[str, int]
-) -> None:
+def test_no_step_begins_more_than_the_bound_ahead_of_what_is_applied(bound: int, options: dict[str, int]) -> None:
     strategy = Bounded(4, 3, staleness=bound, warm_start_steps=5, **options)
-    job = Job(
-        task=plain.classes(lambda: smooth(torch.float32), samples=203),
-        strategy=strategy,
-        batch_size=2,
-        epochs=2,
-        evaluate_every=0,
-    )
-    run = Observed(job, UNEVEN)
-    accounting, lead = Accounting(run), Lead(run, bound)
-    run.simulation.run()
-    accounting.finish(run.outcome, [])
+    run = Observed(Job(smooth(203), strategy, batch_size=2, epochs=2, evaluate_every=0), UNEVEN)
+    lead = Lead(run, bound)
+    run.accounted()
     assert run.outcome == "done"
     assert lead.steps >= 204
     assert lead.most == bound, "the bound is not reached: too strict, or never tried"
 
 
-def test_the_bound_holds_whichever_message_a_replica_dies_at(plain: SimpleNamespace) -> None:
+def test_the_bound_holds_whichever_message_a_replica_dies_at() -> None:
     """Seed 1,009,988 of the sweep died between saying from where on it takes part, and its step."""
     for message in some(range(1, 80)):
         strategy = Bounded(3, 3, staleness=2, fetch_every=3, warm_start_steps=4)
-        job = Job(plain.classes(lambda: smooth(torch.float32), samples=43), strategy, batch_size=4, epochs=2)
+        job = Job(smooth(43), strategy, batch_size=4, epochs=2)
         run = Observed(job, Simulated(crashes=(Crash("replica 0", message),)))
-        accounting, _ = Accounting(run), Lead(run, 2)
-        run.simulation.run()
-        accounting.finish(run.outcome, run.simulation.killed)
+        Lead(run, 2)
+        run.accounted()
         assert run.outcome == "done"
 
 
-class Steady:
+class Steady(Watcher):
     """Holds that nothing lands in the parameters that a step computes with, from its beginning to its end."""
 
     def __init__(self, run: Observed) -> None:
@@ -487,11 +399,7 @@ class Steady:
 
         player.worker, vectors.swap = dataclasses.replace(player.worker, compute=computes), swaps
 
-    def sent(self, sender: str, to: str, message: Message) -> None:
-        """It lands when it is delivered."""
-
     def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Parameters land."""
         if isinstance(message, pushing.Fetched) and to in self._computing:
             assert message.slot != self._in_use[to], (
                 f"what {sender} sends lands in the parameters that {to} computes with"
@@ -502,57 +410,30 @@ class Steady:
 @pytest.mark.parametrize("options", [{}, {"fetch_every": 2}, {"push_every": 3, "fetch_every": 3}], ids=str)
 @pytest.mark.parametrize("kind", [Downpour, Softsync, Bounded])
 def test_what_is_fetched_ahead_never_lands_in_the_parameters_that_a_step_computes_with(
-    plain: SimpleNamespace, kind: type[Any], options: dict[str, int]
+    kind: type[Any], options: dict[str, int]
 ) -> None:
-    run = Observed(
-        Job(
-            task=plain.classes(lambda: smooth(torch.float32)),
-            strategy=kind(3, 2, prefetch=1, **options),
-            batch_size=4,
-            epochs=3,
-        ),
-        UNEVEN,
-    )
+    run = Observed(Job(smooth(), kind(3, 2, prefetch=1, **options), batch_size=4, epochs=3), UNEVEN)
     steady = Steady(run)
     run.simulation.run()
     assert run.outcome == "done"
     assert steady.landed_beside > 3, "nothing landed while a step computed: this run shows nothing"
 
 
-def test_without_a_bound_the_lead_is_larger(plain: SimpleNamespace) -> None:
-    job = Job(
-        task=plain.classes(lambda: smooth(torch.float32), samples=203),
-        strategy=Bounded(4, 3, staleness=10**6),
-        batch_size=2,
-        evaluate_every=0,
-    )
-    run = Observed(job, UNEVEN)
-    lead = Lead(run, 10**6)
-    run.simulation.run()
-    assert lead.most > 5
-
-
 @pytest.mark.parametrize("options", [{}, {"prefetch": 1}, {"push_every": 2, "fetch_every": 3}], ids=str)
-def test_an_infinite_bound_is_downpour(plain: SimpleNamespace, options: dict[str, int]) -> None:
+def test_an_infinite_bound_is_downpour(options: dict[str, int]) -> None:
     """Bit for bit, with the same times: where messages take none, so that saying who takes part takes none either."""
     cluster = Simulated(network=INSTANT, compute=ComputeModel(slow={0: 3.0}), handling=handling.INSTANT)
     runs = [
-        play(plain, kind, cluster, epochs=2)[0]
+        play(kind, cluster, epochs=2)[0]
         for kind in (Downpour(4, 3, **options), Bounded(4, 3, staleness=10**9, **options))
     ]
     assert runs[0].vector() == runs[1].vector()
     assert runs[0].simulation.clock.now() == runs[1].simulation.clock.now()
-    assert runs[0].vector() != play(plain, Bounded(4, 3, staleness=0, **options), cluster, epochs=2)[0].vector()
+    assert runs[0].vector() != play(Bounded(4, 3, staleness=0, **options), cluster, epochs=2)[0].vector()
 
 
-def test_a_fetch_holds_all_own_pushes_made_before_it_was_asked(plain: SimpleNamespace) -> None:
-    job = Job(
-        task=plain.classes(lambda: smooth(torch.float32), samples=83),
-        strategy=Bounded(3, 2, staleness=2),
-        batch_size=2,
-        evaluate_every=0,
-    )
-    run = Observed(job, UNEVEN)
+def test_a_fetch_holds_all_own_pushes_made_before_it_was_asked() -> None:
+    run = Observed(Job(smooth(83), Bounded(3, 2, staleness=2), batch_size=2, evaluate_every=0), UNEVEN)
     asked: dict[tuple[str, str], int] = {}
     pushed: dict[str, int] = {}
     seen: dict[tuple[str, str], int] = {}
@@ -587,51 +468,38 @@ def line(samples: int) -> Task:
     return Task(model=model, train=lambda: data, loss=nn.functional.mse_loss)
 
 
-def final_loss(plain: SimpleNamespace, strategy: Strategy) -> float:
+def final_loss(strategy: Strategy) -> float:
     task = line(6000 if MANY else 1500)
-    run, _ = play(plain, strategy, Simulated(compute=ComputeModel(step=1e-2)), task=task)
-    weights, data = vector(run, torch.float64), task.train()
+    run, _ = play(strategy, Simulated(compute=ComputeModel(step=1e-2)), task=task)
+    state, data = state_of(run), task.train()
     inputs, targets = data.batch(torch.arange(len(data)))
-    order = [e.tensor.name for e in run.simulation.coordinator.plan.layout.entries]  # type: ignore[union-attr]
-    parts = dict(zip(order, weights.split([6, 1] if order[0] == "weight" else [1, 6]), strict=True))
-    return float(((inputs @ parts["weight"].unsqueeze(1) + parts["bias"] - targets) ** 2).mean())
+    return float(((inputs @ state["weight"].T + state["bias"] - targets) ** 2).mean())
 
 
 @pytest.mark.parametrize("kind", [Downpour, Bounded, Softsync])
 @pytest.mark.long
-def test_with_30_replicas_a_fixed_learning_rate_fails_where_inverse_scaling_learns(
-    plain: SimpleNamespace, kind: Any
-) -> None:
+def test_with_30_replicas_a_fixed_learning_rate_fails_where_inverse_scaling_learns(kind: Any) -> None:
     """The shape of Zhang et al. 2016, figure 3. The loss begins at 55."""
     own = {"n": 30} if kind is Softsync else {"staleness": 60} if kind is Bounded else {}
-    assert final_loss(plain, Downpour(1, 1, optim("sgd", lr=0.06))) < 1e-6, "the rate is no problem without staleness"
-    assert not final_loss(plain, kind(30, 1, optim("sgd", lr=0.06), **own)) < 55
-    assert final_loss(plain, kind(30, 1, optim("sgd", lr=0.06), staleness_scaling="inverse", **own)) < 0.5
+    assert final_loss(Downpour(1, 1, optim("sgd", lr=0.06))) < 1e-6, "the rate is no problem without staleness"
+    assert not final_loss(kind(30, 1, optim("sgd", lr=0.06), **own)) < 55
+    assert final_loss(kind(30, 1, optim("sgd", lr=0.06), staleness_scaling="inverse", **own)) < 0.5
 
 
 @pytest.mark.parametrize("kind", [Downpour, Bounded, Softsync])
-def test_each_scaling_is_another(plain: SimpleNamespace, kind: Any) -> None:
-    runs = {
-        name: play(plain, kind(4, 2, staleness_scaling=name))[0].vector() for name in ("none", "inverse", "exponential")
-    }
+def test_each_scaling_is_another(kind: Any) -> None:
+    runs = {name: play(kind(4, 2, staleness_scaling=name))[0].vector() for name in ("none", "inverse", "exponential")}
     assert len(set(runs.values())) == 3
 
 
-def test_each_consistency_is_another(plain: SimpleNamespace) -> None:
-    kinds = (Downpour(4, 2), Synchronous(4, 2), Softsync(4, 2), Bounded(4, 2, staleness=0))
-    assert len({play(plain, kind, UNEVEN, samples=83)[0].vector() for kind in kinds}) == 4
-
-
 @pytest.mark.parametrize("which", range(3))
-def test_all_shards_go_back_together_also_when_one_falls_before_the_others_have_come_again(
-    plain: SimpleNamespace, which: int
-) -> None:
+def test_all_shards_go_back_together_also_when_one_falls_before_the_others_have_come_again(which: int) -> None:
     """Seed 14,177 of the sweep: some were about to begin the life that had just ended for the others, and would have
     been alone in it.
     """
     role = f"shard {which}"
     cluster = Simulated(crashes=(Crash(role, 14), Crash(role, 1)))
-    run, _ = play(plain, Synchronous(2, 3, restarts=3), cluster, epochs=3, snapshot_every="5")
+    run, _ = play(Synchronous(2, 3, restarts=3), cluster, epochs=3, snapshot_every="5")
     assert run.outcome == "done"
     assert {shard.version.incarnation for shard in run.simulation.shards} == {2}
 
@@ -654,26 +522,16 @@ def draw(seed: int) -> tuple[Served, dict[str, Any], Simulated]:
     scaling = pick(("none", "inverse", "exponential"))
     kind = pick(("synchronous", "backup", "softsync", "bounded", "downpour"))
     strategy: Served
-    if kind == "synchronous":
-        strategy = Synchronous(replicas, shards, optimizer, push_every=cadence["push_every"])
-    elif kind == "backup":
-        strategy = Synchronous(
-            replicas,
-            shards,
-            optimizer,
-            push_every=cadence["push_every"],
-            backup_workers=chance.randint(0, replicas - 1),
-        )
+    own: dict[str, Any] = {"staleness_scaling": scaling, **cadence}
+    if kind in ("synchronous", "backup"):
+        backup = chance.randint(0, replicas - 1) if kind == "backup" else 0
+        strategy = Synchronous(replicas, shards, optimizer, push_every=cadence["push_every"], backup_workers=backup)
     elif kind == "softsync":
-        strategy = Softsync(
-            replicas, shards, optimizer, n=chance.randint(1, replicas), staleness_scaling=scaling, **cadence
-        )
+        strategy = Softsync(replicas, shards, optimizer, n=chance.randint(1, replicas), **own)
     elif kind == "bounded":
-        strategy = Bounded(
-            replicas, shards, optimizer, staleness=pick((0, 0, 1, 2, 5)), staleness_scaling=scaling, **cadence
-        )
+        strategy = Bounded(replicas, shards, optimizer, staleness=pick((0, 0, 1, 2, 5)), **own)
     else:
-        strategy = Downpour(replicas, shards, optimizer, staleness_scaling=scaling, **cadence)
+        strategy = Downpour(replicas, shards, optimizer, **own)
     options = {"samples": chance.randint(4, 60), "batch_size": pick((2, 3, 8)), "epochs": pick((1, 2, 3)), "seed": seed}
     options |= {"interrupted": pick((None, None, None, chance.expovariate(20.0)))}
     options |= {
@@ -773,11 +631,11 @@ def twin(accounting: Accounting, shard: str, strategy: Any, job: Job) -> torch.T
     return parameter.detach()
 
 
-def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
+def hold(seed: int) -> Counter[str]:
     """Run a seed, and hold everything that must hold; returns the ways in which it ended."""
     strategy, options, cluster = draw(seed)
     samples, moment = options.pop("samples"), options.pop("interrupted")
-    task = plain.classes(lambda: smooth(torch.float32), samples=samples)
+    task = smooth(samples)
     job = Job(task=task, strategy=strategy, **options)
     run = Observed(job, cluster)
     run.simulation.stopped = lambda: "Ctrl-C" if moment is not None and run.simulation.clock.now() > moment else None
@@ -788,7 +646,7 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
     died = [role for role in run.simulation.killed if role != "coordinator"]  # which changes nothing
     accounting.finish(run.outcome, died)
     mortal = [role for role in died if role.startswith("replica")]
-    cause, counted = endings.hold(), summary(run)
+    cause, counted = endings.hold(), run.summary()
     # a late change of local steps is pushed again, and its minibatches are not dealt again
     assert counted["dropped"] == len(accounting.dropped) or died or strategy.local
     if run.outcome == "done" and not died:
@@ -815,25 +673,25 @@ def hold(plain: SimpleNamespace, seed: int) -> Counter[str]:
         isinstance(strategy, Synchronous) and not (mortal or strategy.local) and run.outcome == "done"
     ):  # also where all have gone back, and made rounds anew
         expected = union_sgd(
-            plain, accounting, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"]
+            accounting, task, strategy.optimizer.name, 0.02, seed, options["batch_size"], options["lr_schedule"]
         )
-        torch.testing.assert_close(vector(run, torch.float32), expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(vector_of(run), expected, rtol=1e-3, atol=1e-4)
     return ways(run, cause)
 
 
 @pytest.mark.parametrize(
     "strategy", [Synchronous(2, 2), Sandblaster(2, 2, iterations=4)], ids=lambda strategy: strategy.name
 )
-def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNamespace, strategy: Any) -> None:
+def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(strategy: Any) -> None:
     """There is work again once a shard has died, and nobody is to be asked twice."""
     run = Observed(
-        Job(plain.classes(plain.mlp), dataclasses.replace(strategy, restarts=1)),
+        Job(classes(mlp), dataclasses.replace(strategy, restarts=1)),
         Simulated(network=NetworkModel(latency=5e-3)),
     )
     simulation = run.simulation
 
     def asked() -> str | None:
-        if not any(isinstance(record, records.Ending) for record in run.records):
+        if not run.told(records.Ending):
             return None
         simulation.clock.call_later(0.0, simulation.kill, "shard 1")
         return "Ctrl-C"
@@ -841,18 +699,16 @@ def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(plain: SimpleNames
     simulation.stopped = asked
     endings = Endings(run)
     simulation.run()
-    told = [record for record in run.records if isinstance(record, records.Ending | records.Rewound)]
+    told = run.told(records.Ending, records.Rewound)
     assert [type(record) for record in told] == [records.Ending, records.Rewound, records.Ending]
     assert told[-1] == records.Ending.of(Cause.INTERRUPTED, "Ctrl-C")
     assert endings.hold() is Cause.INTERRUPTED
 
 
-def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again(
-    plain: SimpleNamespace,
-) -> None:
+def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_reached_again() -> None:
     """What had reached it was lost with a shard, and the end named an older checkpoint as what had."""
     job = Job(
-        plain.classes(plain.mlp),
+        classes(mlp),
         Synchronous(2, 2, restarts=1, optimizer=optim("sgd", lr=0.1)),
         epochs=60,
         target_accuracy=0.4,
@@ -862,14 +718,14 @@ def test_a_job_that_goes_back_once_its_target_was_reached_trains_until_it_is_rea
     simulation, killed = run.simulation, []
 
     def asked() -> None:
-        if not killed and any(isinstance(record, records.Ending) for record in run.records):
+        if not killed and bool(run.told(records.Ending)):
             killed.append(simulation.clock.call_later(0.0, simulation.kill, "shard 1"))
 
     simulation.stopped = asked
     simulation.run()
-    moves = [one for one in run.records if isinstance(one, records.Ending | records.Rewound | records.Finished)]
+    moves = run.told(records.Ending, records.Rewound, records.Finished)
     assert [type(one) for one in moves] == [records.Ending, records.Rewound, records.Ending, records.Finished]
-    assert moves[-1].cause is Cause.TARGET_REACHED  # type: ignore[union-attr]  # Rewound has none
+    assert moves[-1].cause is Cause.TARGET_REACHED
     after = run.records[run.records.index(moves[1]) :]
     reached, saved = (
         [i for i, one in enumerate(after) if held(one)]
@@ -902,8 +758,8 @@ ONCE = {
 
 
 @pytest.mark.parametrize("why", ONCE)
-def test_what_failed_once_does_not_fail_again(plain: SimpleNamespace, why: str) -> None:
-    hold(plain, ONCE[why])
+def test_what_failed_once_does_not_fail_again(why: str) -> None:
+    hold(ONCE[why])
 
 
 MISTAKEN = (12, 14, 34, 47, 52, 88, 116, 134, 155, 156, 170, 182, 214, 225)
@@ -911,15 +767,13 @@ MISTAKEN = (12, 14, 34, 47, 52, 88, 116, 134, 155, 156, 170, 182, 214, 225)
 
 
 @pytest.mark.parametrize("seed", MISTAKEN)
-def test_a_seed_that_fails_by_a_mistake(plain: SimpleNamespace, seed: int) -> None:
-    hold(plain, seed)
+def test_a_seed_that_fails_by_a_mistake(seed: int) -> None:
+    hold(seed)
 
 
 @in_chunks(CHUNK)
-def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends(
-    plain: SimpleNamespace, seeds: range
-) -> None:
-    found = sweep(seeds, lambda seed: hold(plain, seed), draw)
+def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_job_ends(seeds: range) -> None:
+    found = sweep(seeds, lambda seed: hold(seed), draw)
     hold_floors(found, scaled(FLOORS, seeds, CHUNK))
 
 
@@ -927,18 +781,14 @@ def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_jo
     ("strategy", "crash"),
     [
         (Synchronous(2, 3), None),
-        (
-            Synchronous(1, 2),
-            Crash("replica 0", 14),
-        ),  # its last push reached one shard, which has made an update more ever since
+        # its last push reached one shard, which has made an update more ever since
+        (Synchronous(1, 2), Crash("replica 0", 14)),
         (Synchronous(2, 3), Crash("shard 1", 116)),  # all go back while an evaluation is under way
         (Synchronous(2, 3), Crash("shard 1", 59)),
     ],
     ids=["calm", "a replica dies", "a shard dies", "a shard dies early"],
 )
-def test_an_evaluation_in_rounds_is_of_one_round(
-    plain: SimpleNamespace, strategy: Synchronous, crash: Crash | None
-) -> None:
+def test_an_evaluation_in_rounds_is_of_one_round(strategy: Synchronous, crash: Crash | None) -> None:
     """A slice that is a round behind the others is fetched again before anything is measured; all are, where the shards
     have gone back.
     """
@@ -947,25 +797,20 @@ def test_an_evaluation_in_rounds_is_of_one_round(
     measured: list[set[tuple[int, int]]] = []
     asked: list[str] = []
 
-    class Watch:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, evaluating.Evaluated):
-                measured.append({*made.values()})
+    def sent(_sender: str, _to: str, message: Message) -> None:
+        if isinstance(message, evaluating.Evaluated):
+            measured.append({*made.values()})
 
-        def delivered(self, sender: str, to: str, message: Message) -> None:
-            if to == roles.EVALUATOR and isinstance(message, pushing.Fetched):
-                asked.append(sender)
-                made[sender] = message.version.incarnation, message.floor
+    def delivered(sender: str, to: str, message: Message) -> None:
+        if to == roles.EVALUATOR and isinstance(message, pushing.Fetched):
+            asked.append(sender)
+            made[sender] = message.version.incarnation, message.floor
 
     often = {"evaluate_every": "11minibatches", "snapshot_every": "7"}  # in an epoch, at whose end nothing is pushed
-    job = Job(task=plain.classes(plain.mlp, samples=220), strategy=strategy, epochs=2, batch_size=2, **often)
-    run = Observed(
-        job,
-        Simulated(
-            network=network, compute=ComputeModel(step=1e-3), crashes=(crash,) if crash else (), restart_seconds=1e-3
-        ),
-    )
-    run.watch(Watch())
+    job = Job(task=classes(mlp, samples=220), strategy=strategy, epochs=2, batch_size=2, **often)
+    crashes = (crash,) if crash else ()
+    run = Observed(job, Simulated(network, ComputeModel(step=1e-3), crashes, restart_seconds=1e-3))
+    run.look(sent, delivered)
     run.simulation.run()
     assert run.outcome == "done"
     assert len(measured) >= 15
@@ -976,7 +821,7 @@ def test_an_evaluation_in_rounds_is_of_one_round(
 
 @pytest.mark.parametrize(("message", "pause"), some(product([15, 18, 21, 24, 27], [0.0, 1e-3, 5e-3])))
 def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_standbys(
-    plain: SimpleNamespace, message: int, pause: float
+    message: int, pause: float
 ) -> None:
     """It is told to measure as soon as it is welcomed, while its shards hold every fetch back."""
     cluster = Simulated(
@@ -985,7 +830,7 @@ def test_an_evaluator_that_comes_again_measures_although_shards_wait_for_their_s
         crashes=(Crash("evaluator", message),),
         restart_seconds=pause,
     )
-    run, _ = play(plain, Synchronous(2, 2, standby=1, restarts=1), cluster, epochs=10, evaluate_every=1)
+    run, _ = play(Synchronous(2, 2, standby=1, restarts=1), cluster, epochs=10, evaluate_every=1)
     assert run.outcome == "done"
     assert run.simulation.killed == ["evaluator"]
-    assert [record.epoch for record in run.records if isinstance(record, records.Tested)][-1] == 10
+    assert [record.epoch for record in run.told(records.Tested)][-1] == 10

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise, product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
+from oracles import classes, mlp
 from watching.observed import Observed
 
 from distbelief.core import roles
@@ -36,9 +36,9 @@ STRATEGIES = {
 }  # fmt: skip
 
 
-def observe(plain: SimpleNamespace, strategy: Strategy, path: str = "direct", **place: Any) -> Observed:
+def observe(strategy: Strategy, path: str = "direct", **place: Any) -> Observed:
     cluster = Simulated(**{"compute": STEADY, "hosts": Hosts(cores=2), "path": path, **place})
-    return Observed(Job(plain.classes(plain.mlp, samples=43), strategy, batch_size=4, epochs=2), cluster)
+    return Observed(Job(classes(mlp, samples=43), strategy, batch_size=4, epochs=2), cluster)
 
 
 class Pushes:
@@ -78,10 +78,10 @@ class HoldsItsOwnPushes:
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_one_replica_ends_with_the_bits_of_the_served_path_and_sooner(plain: SimpleNamespace, name: str) -> None:
+def test_one_replica_ends_with_the_bits_of_the_served_path_and_sooner(name: str) -> None:
     ends = {}
     for path in ("direct", "served"):
-        run = observe(plain, Downpour(1, 2, optimizer=optim(name, lr=0.05)), path)
+        run = observe(Downpour(1, 2, optimizer=optim(name, lr=0.05)), path)
         run.run()
         ends[path] = run.simulation.clock.now(), [one.held.arrays()["vector.moving"] for one in run.simulation.shards]
     (sooner, direct), (later, served) = ends["direct"], ends["served"]
@@ -89,11 +89,9 @@ def test_one_replica_ends_with_the_bits_of_the_served_path_and_sooner(plain: Sim
     assert sooner < later
 
 
-def test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time(plain: SimpleNamespace) -> None:
+def test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time() -> None:
     """Memory so slow that an update takes longer than a step: then the lock says how fast all are together."""
-    run = observe(
-        plain, Downpour(3, 1, optimizer=optim("sgd")), handling=Handling(message=0.0, memory=1e5), hosts=Hosts(4)
-    )
+    run = observe(Downpour(3, 1, optimizer=optim("sgd")), handling=Handling(message=0.0, memory=1e5), hosts=Hosts(4))
     pushes = Pushes(run)
     run.run()
     size = run.simulation.shards[0].held.moving().nbytes
@@ -107,13 +105,13 @@ def test_a_shard_is_updated_by_one_replica_at_a_time_in_the_replicas_own_time(pl
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_replica_that_dies_at_any_message_keeps_no_lock_and_loses_nothing(plain: SimpleNamespace, name: str) -> None:
-    calm = observe(plain, STRATEGIES[name])
+def test_a_replica_that_dies_at_any_message_keeps_no_lock_and_loses_nothing(name: str) -> None:
+    calm = observe(STRATEGIES[name])
     said = Pushes(calm)
     calm.run()
     assert calm.outcome == "done"
     for message in some(range(1, said.said["replica 1"] + 1), SEEDS // 2):
-        run = observe(plain, STRATEGIES[name], crashes=(Crash("replica 1", message),), restart_seconds=1e-3)
+        run = observe(STRATEGIES[name], crashes=(Crash("replica 1", message),), restart_seconds=1e-3)
         accounting = Accounting(run)
         run.run()
         accounting.finish(run.outcome, ["replica 1"])
@@ -122,25 +120,23 @@ def test_a_replica_that_dies_at_any_message_keeps_no_lock_and_loses_nothing(plai
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_shard_whose_process_dies_at_any_message_has_lost_nothing_as_the_job_ends(
-    plain: SimpleNamespace, name: str
-) -> None:
+def test_a_shard_whose_process_dies_at_any_message_has_lost_nothing_as_the_job_ends(name: str) -> None:
     """It comes again soon, or after the replicas have left."""
-    calm = observe(plain, STRATEGIES[name])
+    calm = observe(STRATEGIES[name])
     said = Pushes(calm)
     calm.run()
     last, notes = said.said["shard 0"], Counter[bool]()
     messages = [*range(1, last - 12, 3), *range(last - 12, last + 1)]
     for message, restart_seconds in some(product(messages, (1e-3, 1.0))):
         crashes = (Crash("shard 0", message),)
-        run = observe(plain, STRATEGIES[name], crashes=crashes, restart_seconds=restart_seconds)
+        run = observe(STRATEGIES[name], crashes=crashes, restart_seconds=restart_seconds)
         accounting, endings = Accounting(run), Endings(run)
         run.run()
         assert endings.hold() is Cause.EPOCHS_DONE, f"message {message}"
         accounting.finish(run.outcome, ["shard 0"])
-        assert [record.error for record in run.records if isinstance(record, Checkpointed)][-1] == ""
+        assert [record.error for record in run.told(Checkpointed)][-1] == ""
         assert accounting.checkpoints
-        told = [record.text for record in run.records if isinstance(record, Note)]
+        told = [record.text for record in run.told(Note)]
         notes[any("nothing that was applied is lost" in text for text in told)] += 1
     assert notes[True] > (3 if SEEDS >= 50 else 1) * notes[False], (
         "only before its first parameters has it nothing to go on from"
@@ -149,9 +145,7 @@ def test_a_shard_whose_process_dies_at_any_message_has_lost_nothing_as_the_job_e
 
 @pytest.mark.parametrize("seed", [19, *range(100, 100 + SEEDS)])
 @pytest.mark.long
-def test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later(
-    plain: SimpleNamespace, seed: int
-) -> None:
+def test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later(seed: int) -> None:
     """Slow memory: the questions to a shard that dies wait for its lock, and are answered after its next life began.
     With seed 19 a replica was told twice, and made its next step before its last push was applied.
     """
@@ -163,11 +157,11 @@ def test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later
         "restart_seconds": restart_seconds,
     }  # fmt: skip
     strategy = Downpour(3, 2, optimizer=optim("sgd"))
-    calm = observe(plain, strategy, **place)
+    calm = observe(strategy, **place)
     said = Pushes(calm)
     calm.run()
     for message in [36, chance.randint(1, said.said["shard 0"])]:
-        run = observe(plain, strategy, crashes=(Crash("shard 0", message),), **place)
+        run = observe(strategy, crashes=(Crash("shard 0", message),), **place)
         accounting = Accounting(run)
         HoldsItsOwnPushes(run)
         run.run()
@@ -175,8 +169,8 @@ def test_what_was_asked_of_a_shard_that_died_answers_nothing_that_is_asked_later
         assert run.outcome == "done"
 
 
-def test_a_holder_that_dies_in_the_middle_of_an_update_has_made_none(plain: SimpleNamespace) -> None:
-    run = observe(plain, Downpour(2, 1, optimizer=optim("sgd")), handling=Handling(message=0.0, memory=1e5))
+def test_a_holder_that_dies_in_the_middle_of_an_update_has_made_none() -> None:
+    run = observe(Downpour(2, 1, optimizer=optim("sgd")), handling=Handling(message=0.0, memory=1e5))
     network, killed = run.simulation.network, []
 
     def strike(_: None) -> None:
@@ -207,7 +201,7 @@ def test_a_holder_that_dies_in_the_middle_of_an_update_has_made_none(plain: Simp
     ],
 )
 def test_the_direct_path_is_refused_with_what_stands_against_it(
-    plain: SimpleNamespace, strategy: Strategy, place: dict[str, Any], why: str
+    strategy: Strategy, place: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
-        observe(plain, strategy, **place)
+        observe(strategy, **place)

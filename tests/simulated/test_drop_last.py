@@ -5,11 +5,11 @@ without it.
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from oracles import classes, minibatches, mlp
 from safetensors.torch import load_file
 from torch import nn
 
@@ -60,10 +60,10 @@ def plain_loop(task: db.Task, order: list[tuple[int, torch.Tensor]]) -> dict[str
 
 
 @pytest.mark.parametrize("strategy", ALONE, ids=named)
-def test_one_replica_is_sgd_without_the_short_minibatch(plain: SimpleNamespace, tmp_path: Path, strategy: Any) -> None:
-    task = plain.classes(plain.mlp, samples=SAMPLES)
+def test_one_replica_is_sgd_without_the_short_minibatch(tmp_path: Path, strategy: Any) -> None:
+    task = classes(mlp, samples=SAMPLES)
     result = run(task, strategy, drop_last=True, evaluate_every=0, out=tmp_path / "run")
-    order = list(plain.minibatches(SAMPLES, BATCH, EPOCHS, 0))
+    order = list(minibatches(SAMPLES, BATCH, EPOCHS, 0))
     assert {len(numbers) for _, numbers in order} == {4, 2}
     for name, value in plain_loop(task, order).items():
         torch.testing.assert_close(load_file(tmp_path / "run" / "model.safetensors")[name], value, rtol=1e-5, atol=1e-7)
@@ -72,21 +72,21 @@ def test_one_replica_is_sgd_without_the_short_minibatch(plain: SimpleNamespace, 
 
 @pytest.mark.parametrize("phantom", [False, True])
 @pytest.mark.parametrize("strategy", SEVERAL, ids=named)
-def test_what_is_left_out_is_not_counted(plain: SimpleNamespace, strategy: Any, phantom: bool) -> None:
-    task, usual = plain.classes(plain.mlp, samples=SAMPLES), {} if phantom else {"evaluate_every": 0}
+def test_what_is_left_out_is_not_counted(strategy: Any, phantom: bool) -> None:
+    task, usual = classes(mlp, samples=SAMPLES), {} if phantom else {"evaluate_every": 0}
     dropped = run(task, strategy, phantom, drop_last=True, **usual)
     assert (dropped["samples"], dropped["steps"]) == (EPOCHS * 20, EPOCHS * 5)
     whole = run(task, strategy, phantom, **usual)
     assert (whole["samples"], whole["steps"]) == (EPOCHS * 22, EPOCHS * 6)
 
 
-def test_less_than_one_minibatch_is_refused(plain: SimpleNamespace) -> None:
+def test_less_than_one_minibatch_is_refused() -> None:
     for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
         with pytest.raises(
             UsageError,
             match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size",
         ):
-            run(plain.classes(plain.mlp, samples=3), strategy, drop_last=True)
+            run(classes(mlp, samples=3), strategy, drop_last=True)
 
 
 def normed() -> nn.Module:
@@ -105,20 +105,20 @@ class Convolved(nn.Module):
 
 
 @pytest.mark.parametrize("strategy", [db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()], ids=named)
-def test_batch_norm_and_a_last_minibatch_of_one_sample(plain: SimpleNamespace, strategy: Any) -> None:
+def test_batch_norm_and_a_last_minibatch_of_one_sample(strategy: Any) -> None:
     said = (
         r"the last minibatch of an epoch has one sample \(21 samples in minibatches of 4\), which the model's batch "
         r"norm cannot normalise"
     )
     with pytest.raises(UsageError, match=said + ": leave it out with --drop-last, or choose another --batch-size"):
-        run(plain.classes(normed, samples=21), strategy)
-    assert run(plain.classes(normed, samples=21), strategy, drop_last=True)["samples"] == EPOCHS * 20
-    assert run(plain.classes(normed, samples=22), strategy)["samples"] == EPOCHS * 22
-    assert run(plain.classes(Convolved, samples=21), strategy)["samples"] == EPOCHS * 21
+        run(classes(normed, samples=21), strategy)
+    assert run(classes(normed, samples=21), strategy, drop_last=True)["samples"] == EPOCHS * 20
+    assert run(classes(normed, samples=22), strategy)["samples"] == EPOCHS * 22
+    assert run(classes(Convolved, samples=21), strategy)["samples"] == EPOCHS * 21
 
 
-def test_trying_one_sample_leaves_the_statistics_alone(plain: SimpleNamespace) -> None:
+def test_trying_one_sample_leaves_the_statistics_alone() -> None:
     model = Convolved()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    Trainer(plain.classes(Convolved, samples=21), model, Settings(batch_size=BATCH))
+    Trainer(classes(Convolved, samples=21), model, Settings(batch_size=BATCH))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

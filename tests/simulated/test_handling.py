@@ -4,10 +4,10 @@ and knob by knob.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from oracles import classes, mlp
 
 from distbelief.core.conversations import operations
 from distbelief.core.conversations.grouping import ReducedPiece
@@ -107,14 +107,14 @@ def test_every_optimizer_says_how_many_vectors_it_keeps() -> None:
     assert set(STATES) == set(LEARNING_RATES)
 
 
-def run(plain: SimpleNamespace, strategy: Strategy, **options: Any) -> dict[str, Any]:
+def run(strategy: Strategy, **options: Any) -> dict[str, Any]:
     compute = options.pop("compute", STEADY)
-    task = plain.classes(plain.mlp, samples=options.pop("samples", 24))
+    task = classes(mlp, samples=options.pop("samples", 24))
     job = Job(task, strategy, batch_size=4, **{"checkpoint_every": 0, "evaluate_every": 0, **options.pop("job", {})})
     return Simulated(compute=compute, phantom=True, **options).run(job)
 
 
-def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace) -> None:
+def test_a_step_of_downpour_takes_what_its_messages_cost() -> None:
     """One replica, one shard, sgd: the gradient is copied, sent, and added to the parameters; they are copied, and
     sent.
 
@@ -123,9 +123,9 @@ def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace)
     latency, bandwidth, message, memory = 1e-3, 1e6, 2e-3, 1e5
     own = {"network": NetworkModel(latency=latency, bandwidth=bandwidth), "handling": Handling(message, memory)}
     short, long = (
-        run(plain, Downpour(1, 1, optimizer=optim("sgd")), samples=samples, **own)["seconds"] for samples in (80, 120)
+        run(Downpour(1, 1, optimizer=optim("sgd")), samples=samples, **own)["seconds"] for samples in (80, 120)
     )
-    size = plain_size(plain)
+    size = plain_size()
     copies = 2 * size / memory
     there, back = (size + HEADER) / bandwidth + latency, (size + HEADER) / bandwidth + latency
     shard = message + copies + message  # the push and its update, and the fetch
@@ -134,50 +134,50 @@ def test_a_step_of_downpour_takes_what_its_messages_cost(plain: SimpleNamespace)
     assert (long - short) / 10 == pytest.approx(step + replica, rel=1e-6)
 
 
-def plain_size(plain: SimpleNamespace) -> int:
+def plain_size() -> int:
     """Bytes that one shard holds of the little model."""
     from distbelief.sharding.assignments import cut
     from distbelief.tasks.flat import layout_of
 
-    return cut(layout_of(plain.mlp()), 1, 1)[0].moving.size
+    return cut(layout_of(mlp()), 1, 1)[0].moving.size
 
 
-def test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all(plain: SimpleNamespace) -> None:
+def test_who_shares_a_host_with_the_shards_is_sent_no_parameters_in_rounds_of_all() -> None:
     """A quorum may leave one behind; and on machines of their own all are sent them."""
     costs: dict[str, Any] = {"handling": Handling(0.0, 1e6)}
     one_host: dict[str, Any] = {"hosts": Hosts(cores=8), "network": NetworkModel(local_latency=1e-9)}
     apart: dict[str, Any] = {"network": NetworkModel(latency=1e-9, bandwidth=1e15)}
 
     def step(strategy: Strategy, **options: Any) -> float:
-        short, long = (run(plain, strategy, samples=samples, **costs, **options)["seconds"] for samples in (80, 120))
+        short, long = (run(strategy, samples=samples, **costs, **options)["seconds"] for samples in (80, 120))
         return (long - short) / 10
 
     of_all, some = (Synchronous(1, 1, quorum=quorum, optimizer=optim("sgd")) for quorum in (0.0, 1.0))
-    copy = 2 * plain_size(plain) / 1e6
+    copy = 2 * plain_size() / 1e6
     assert step(some, **one_host) - step(of_all, **one_host) == pytest.approx(copy, rel=0.01)
     assert step(some, **apart) == pytest.approx(step(of_all, **apart), rel=0.01)
 
 
-def test_four_replicas_on_one_core_take_four_times_the_time_of_one(plain: SimpleNamespace) -> None:
+def test_four_replicas_on_one_core_take_four_times_the_time_of_one() -> None:
     """Steps of a millisecond, beside which messages are nothing."""
     own = {"handling": INSTANT, "network": NetworkModel(local_latency=1e-9), "samples": 160}
-    assert run(plain, Downpour(4, 1), hosts=Hosts(cores=1), **own)["seconds"] == pytest.approx(40e-3, rel=0.01)
-    assert run(plain, Downpour(4, 1), hosts=Hosts(cores=4), **own)["seconds"] == pytest.approx(10e-3, rel=0.01)
-    assert run(plain, Downpour(4, 1), hosts=Hosts(cores=2), **own)["seconds"] == pytest.approx(20e-3, rel=0.01)
+    assert run(Downpour(4, 1), hosts=Hosts(cores=1), **own)["seconds"] == pytest.approx(40e-3, rel=0.01)
+    assert run(Downpour(4, 1), hosts=Hosts(cores=4), **own)["seconds"] == pytest.approx(10e-3, rel=0.01)
+    assert run(Downpour(4, 1), hosts=Hosts(cores=2), **own)["seconds"] == pytest.approx(20e-3, rel=0.01)
 
 
-def test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates(plain: SimpleNamespace) -> None:
-    size = plain_size(plain)
+def test_single_takes_the_pace_of_its_steps_and_the_time_of_its_updates() -> None:
+    size = plain_size()
     for phantom in (True, False):
-        job = Job(plain.classes(plain.mlp, samples=22), Single(optimizer=optim("adam")), batch_size=4, epochs=2)
+        job = Job(classes(mlp, samples=22), Single(optimizer=optim("adam")), batch_size=4, epochs=2)
         result = Simulated(compute=STEADY, handling=Handling(memory=1e6), phantom=phantom).run(job)
         assert result["seconds"] == pytest.approx(12 * (1e-3 + 4 * size / 1e6))
         assert (result["steps"], result["samples"], result["replicas"], result["shards"]) == (12, 44, 1, 0)
         assert (result["test_accuracy"] is None) is phantom
 
 
-def test_a_result_says_what_the_cluster_costs(plain: SimpleNamespace) -> None:
-    cluster = run(plain, Downpour(2), handling=Handling(1e-5, 5e9), hosts=Hosts(cores=3))["cluster"]
+def test_a_result_says_what_the_cluster_costs() -> None:
+    cluster = run(Downpour(2), handling=Handling(1e-5, 5e9), hosts=Hosts(cores=3))["cluster"]
     assert cluster["handling"] == {"message": 1e-5, "memory": 5e9}
     assert cluster["hosts"] == {"cores": 3, "replicas": 0, "together": 1.0, "busy": 0.0}
     assert cluster["compute"]["step"] == STEADY.step

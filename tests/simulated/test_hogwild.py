@@ -10,12 +10,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, in_chunks, scaled, some, sweep
+from oracles import classes, minibatches, mlp, sequential
 from safetensors.torch import load_file
 from tally import ADAGRAD, NAME, tallied, times
 from torch import nn
@@ -86,8 +86,7 @@ def weights(simulation: Simulation) -> list[torch.Tensor]:
     ]
 
 
-def sequential(
-    plain: SimpleNamespace,
+def loop(
     task: Task,
     make: Callable[..., torch.optim.Optimizer],
     epochs: int,
@@ -98,7 +97,7 @@ def sequential(
     model, data = task.model().train(), task.train()
     optimizer = make(model.parameters(), lr=rate(0))
     per_epoch = -(-len(data) // 4)
-    for step, (key, numbers) in enumerate(plain.minibatches(len(data), 4, epochs, 0)):
+    for step, (key, numbers) in enumerate(minibatches(len(data), 4, epochs, 0)):
         optimizer.param_groups[0]["lr"] = rate(step // per_epoch)
         torch.manual_seed(key)
         inputs, targets = data.batch(numbers)
@@ -133,10 +132,10 @@ def bags() -> Task:
     [*(("hogwild", one) for one in PLAIN), *(("shards", one) for one in PLAIN), ("one lock", "adagrad"),
         ("round-robin", "nesterov")],
 )  # fmt: skip
-def test_one_replica_is_sequential_sgd(plain: SimpleNamespace, way: str, optimizer: str) -> None:
-    task = plain.classes(plain.mlp)
+def test_one_replica_is_sequential_sgd(way: str, optimizer: str) -> None:
+    task = classes(mlp)
     _, simulation = race(task, WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
-    expected = sequential(plain, task, PLAIN[optimizer], 3, lambda _: 0.05)
+    expected = loop(task, PLAIN[optimizer], 3, lambda _: 0.05)
     for ours, theirs in zip(weights(simulation), expected, strict=True):
         if way == "hogwild" or optimizer == "sgd":
             assert torch.equal(ours, theirs)
@@ -149,10 +148,10 @@ def normalised() -> nn.Module:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNamespace, way: str) -> None:
-    task = plain.classes(normalised, samples=20)
+def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(way: str) -> None:
+    task = classes(normalised, samples=20)
     run, simulation = race(task, WAYS[way](replicas=1), epochs=3)
-    vector, expected = mapping_of(simulation), plain.sequential(task, "sgd", lr=0.1, epochs=3)
+    vector, expected = mapping_of(simulation), sequential(task, "sgd", lr=0.1, epochs=3)
     for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
         t = entry.tensor
         assert torch.equal(
@@ -160,8 +159,8 @@ def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(plain: SimpleNames
         ), t.name
 
 
-def test_a_forward_pass_of_hogwild_writes_buffers_in_place(plain: SimpleNamespace) -> None:
-    _, simulation = race(plain.classes(normalised), Hogwild(replicas=2), epochs=1)
+def test_a_forward_pass_of_hogwild_writes_buffers_in_place() -> None:
+    _, simulation = race(classes(normalised), Hogwild(replicas=2), epochs=1)
     layout = simulation.coordinator.plan.layout  # type: ignore[union-attr]
     buffers = mapping_of(simulation)[layout.trained.stop : layout.moving]
     before = buffers.clone()
@@ -170,7 +169,7 @@ def test_a_forward_pass_of_hogwild_writes_buffers_in_place(plain: SimpleNamespac
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, optimizer: str) -> None:
+def test_one_replica_with_sparse_gradients_too(optimizer: str) -> None:
 
     def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
         rows, *dense = parameters
@@ -181,7 +180,7 @@ def test_one_replica_with_sparse_gradients_too(plain: SimpleNamespace, optimizer
         return torch.optim.Adagrad(groups, lr=lr) if optimizer == "adagrad" else torch.optim.SGD([rows, *dense], lr=lr)
 
     _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
-    expected = sequential(plain, bags(), make, 3, lambda _: 0.05)
+    expected = loop(bags(), make, 3, lambda _: 0.05)
     found = {value.shape: value for value in weights(simulation)}
     for theirs in expected:
         assert torch.equal(found[theirs.shape], theirs)
@@ -225,7 +224,7 @@ DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchrono
     "strategy", DENSE, ids=["downpour 1", "downpour 3", "downpour 2", "synchronous 2", "locking", "allreduce"]
 )
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strategy: Any, optimizer: str) -> None:
+def test_elsewhere_sparse_gradients_are_made_dense(strategy: Any, optimizer: str) -> None:
     """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any
     optimizer, and with clipping.
     """
@@ -239,7 +238,7 @@ def test_elsewhere_sparse_gradients_are_made_dense(plain: SimpleNamespace, strat
         "push_every": getattr(strategy, "push_every", 1),
         "groups": lambda model: [{"params": list(part.parameters())} for part in model.children()],
     }
-    expected = plain.sequential(dense, optimizer, lr=0.05, epochs=2, clip_norm=clip, **options)
+    expected = sequential(dense, optimizer, lr=0.05, epochs=2, clip_norm=clip, **options)
     simulation: Any = run.simulation
     if isinstance(strategy, Allreduce):
         found = simulation.parts["replica 0"].player.whole.flat.module.state_dict()
@@ -277,16 +276,16 @@ def test_a_sparse_update_writes_to_its_rows_only() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_optimizers_state_is_one_for_all(plain: SimpleNamespace, way: str) -> None:
+def test_the_optimizers_state_is_one_for_all(way: str) -> None:
     """With a learning rate of 0 the parameters stay, and Adagrad's sums are those of all gradients, whoever computed
     them.
     """
-    task = plain.classes(lambda: nn.Linear(6, 3))
+    task = classes(lambda: nn.Linear(6, 3))
     _, simulation = race(task, WAYS[way](replicas=3, optimizer=optim("adagrad", lr=0.0)), epochs=2)
     torch.manual_seed(0)
     model, data = task.model(), task.train()
     expected = [torch.zeros_like(p) for p in model.parameters()]
-    for _, numbers in plain.minibatches(len(data), 4, 2, 0):
+    for _, numbers in minibatches(len(data), 4, 2, 0):
         model.zero_grad()
         inputs, targets = data.batch(numbers)
         task.loss(model(inputs), targets).backward()
@@ -302,27 +301,27 @@ BACKED_OFF = (0.1, 0.05, 0.05, 0.025)
 """The rates of four epochs: one, then two at half the rate, then four at a quarter."""
 
 
-def test_back_off_has_phases_that_grow_as_the_rate_falls(plain: SimpleNamespace) -> None:
-    task = plain.classes(plain.mlp)
+def test_back_off_has_phases_that_grow_as_the_rate_falls() -> None:
+    task = classes(mlp)
     _, simulation = race(task, Hogwild(replicas=1), epochs=4, lr_schedule="backoff", lr_gamma=0.5)
-    expected = sequential(plain, task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
+    expected = loop(task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
     for ours, theirs in zip(weights(simulation), expected, strict=True):
         assert torch.equal(ours, theirs)
 
 
-def phantom(plain: SimpleNamespace, strategy: Any) -> float:
+def phantom(strategy: Any) -> float:
     """Simulated seconds of a job that computes nothing."""
     run = Observed(
-        Job(task=plain.classes(plain.mlp, samples=200), strategy=strategy, batch_size=4),
+        Job(task=classes(mlp, samples=200), strategy=strategy, batch_size=4),
         Simulated(handling=SLOW, compute=STEADY, phantom=True),
     )
     run.run()
     return run.simulation.clock.now()
 
 
-def test_locks_wait_and_ranges_wait_less(plain: SimpleNamespace) -> None:
-    seconds = {way: phantom(plain, make(replicas=4)) for way, make in WAYS.items()}
-    wider = phantom(plain, Locking(shards=2, replicas=4))
+def test_locks_wait_and_ranges_wait_less() -> None:
+    seconds = {way: phantom(make(replicas=4)) for way, make in WAYS.items()}
+    wider = phantom(Locking(shards=2, replicas=4))
     assert seconds["one lock"] > wider > seconds["shards"] > seconds["hogwild"]
     # with one lock for all, the updates of all replicas follow each other
     assert seconds["one lock"] > 50 * 2 * 412 / SLOW.memory
@@ -354,12 +353,12 @@ def writers(run: Observed) -> list[int]:
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])
-def test_by_turns_replicas_update_one_after_another(plain: SimpleNamespace, replicas: int) -> None:
+def test_by_turns_replicas_update_one_after_another(replicas: int) -> None:
     """However unlike their steps are: strictly in a circle, while all have minibatches; without turns they do not."""
 
     def order(locks: str) -> list[int]:
         strategy = Locking(replicas, locks=locks)
-        return writers(Observed(Job(plain.classes(plain.mlp, samples=160), strategy, batch_size=4), UNEVEN))
+        return writers(Observed(Job(classes(mlp, samples=160), strategy, batch_size=4), UNEVEN))
 
     found = order("round-robin")
     circle = [turn % replicas for turn in range(len(found))]
@@ -386,13 +385,11 @@ class Dealt:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad"])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(
-    plain: SimpleNamespace, replicas: int, optimizer: str
-) -> None:
+def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(replicas: int, optimizer: str) -> None:
     """Bit for bit, whatever steps take: a gradient is that of the parameters which its replica left behind, and of
     these who has no minibatch left is passed over.
     """
-    task, dealt = plain.classes(plain.mlp, samples=160), Dealt()
+    task, dealt = classes(mlp, samples=160), Dealt()
     strategy = Locking(replicas, optim(optimizer, lr=0.05), locks="round-robin")
     run = Observed(Job(task, strategy, batch_size=4), UNEVEN)
     run.watch(dealt)
@@ -402,7 +399,7 @@ def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(
     model, data = task.model().train(), task.train()
     stepped = PLAIN[optimizer](model.parameters(), lr=0.05)
     left_behind = [copy.deepcopy(model) for _ in range(replicas)]
-    batches = list(plain.minibatches(len(data), 4, 1, 0))
+    batches = list(minibatches(len(data), 4, 1, 0))
     waiting = [dealt.to[f"replica {at}"] for at in range(replicas)]
     while any(waiting):
         for at, seen in enumerate(left_behind):
@@ -420,21 +417,19 @@ def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(
         (torch.testing.assert_close if optimizer == "momentum" else assert_equal)(ours, theirs)
 
 
-def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint(plain: SimpleNamespace) -> None:
+def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint() -> None:
     """Of replicas that hear of it after unlike numbers of steps."""
     strategy = Locking(3, locks="round-robin")
-    run = Observed(Job(plain.classes(plain.mlp, samples=400), strategy, batch_size=4, snapshot_every="10"), UNEVEN)
+    run = Observed(Job(classes(mlp, samples=400), strategy, batch_size=4, snapshot_every="10"), UNEVEN)
     assert run.run().outcome == "done"
-    assert sum(isinstance(record, records.Checkpointed) for record in run.records) > 3
+    assert len(run.told(records.Checkpointed)) > 3
     assert run.simulation.clock.now() < 2  # a checkpoint that is waited for in vain is given up after a second
 
 
 @pytest.mark.parametrize("victim", ["replica 0", "replica 1", "replica 2"])
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_by_turns_the_dead_are_passed_over_till_they_come_again(
-    plain: SimpleNamespace, victim: str, restarts: int
-) -> None:
-    task = plain.classes(plain.mlp, samples=400)
+def test_by_turns_the_dead_are_passed_over_till_they_come_again(victim: str, restarts: int) -> None:
+    task = classes(mlp, samples=400)
     job = Job(task, Locking(3, restarts=restarts, locks="round-robin"), batch_size=4)
     run = Observed(job, Simulated(handling=SLOW, compute=STEADY, restart_seconds=0.05))
     simulation, dead = run.simulation, roles.index_of(victim)
@@ -459,8 +454,8 @@ def test_by_turns_the_dead_are_passed_over_till_they_come_again(
 
 @pytest.mark.parametrize("moment", some([0.001 * step + 0.0003 for step in range(0, 40, 3)], SEEDS // 3))
 @pytest.mark.parametrize("way", WAYS)
-def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleNamespace, way: str, moment: float) -> None:
-    task = plain.classes(plain.mlp, samples=60)
+def test_a_death_at_any_moment_frees_its_locks_and_its_portion(way: str, moment: float) -> None:
+    task = classes(mlp, samples=60)
     job = Job(task=task, strategy=WAYS[way](replicas=3, restarts=1), epochs=2, batch_size=4, snapshot_every="10")
     run = Observed(job, Simulated(handling=SLOW, compute=STEADY, restart_seconds=0.01))
     simulation = run.simulation
@@ -468,19 +463,19 @@ def test_a_death_at_any_moment_frees_its_locks_and_its_portion(plain: SimpleName
         simulation.clock.call_at(moment, simulation.kill, victim)
     run.run()
     assert run.outcome == "done"
-    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 120
+    assert run.trained() == 120
     assert not any(memory.turns for memory in simulation.network.memories.values())
 
 
 @pytest.mark.parametrize("message", [4, 6, 8])
-def test_a_shard_that_dies_costs_hogwild_nothing(plain: SimpleNamespace, message: int) -> None:
-    task = plain.classes(plain.mlp)
+def test_a_shard_that_dies_costs_hogwild_nothing(message: int) -> None:
+    task = classes(mlp)
     crash = Simulated(compute=STEADY, crashes=(Crash("shard 0", message),), restart_seconds=0.01)
     run, simulation = race(task, Hogwild(1), crash, epochs=3, snapshot_every="2")
     assert simulation.killed == ["shard 0"]
-    for ours, theirs in zip(weights(simulation), sequential(plain, task, PLAIN["sgd"], 3, lambda _: 0.1), strict=True):
+    for ours, theirs in zip(weights(simulation), loop(task, PLAIN["sgd"], 3, lambda _: 0.1), strict=True):
         assert torch.equal(ours, theirs)
-    assert [record.updates for record in run.records if isinstance(record, records.Applied)] == [3 * 6]
+    assert [record.updates for record in run.told(records.Applied)] == [3 * 6]
 
 
 @pytest.mark.parametrize(
@@ -501,11 +496,9 @@ def test_a_shard_that_dies_costs_hogwild_nothing(plain: SimpleNamespace, message
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    plain: SimpleNamespace, strategy: Any, options: dict[str, Any], said: str
-) -> None:
+def test_what_makes_no_sense_is_refused(strategy: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        race(plain.classes(plain.mlp), strategy, **options)
+        race(classes(mlp), strategy, **options)
 
 
 @pytest.mark.parametrize(
@@ -539,7 +532,7 @@ FLOORS = {
 """How many of 100 seeds end in each way, at least."""
 
 
-def drawn(plain: SimpleNamespace, seed: int) -> Observed:
+def drawn(seed: int) -> Observed:
     chance = random.Random(f"hogwild {seed}")
     replicas, restarts = chance.randint(1, 4), chance.choice((0, 1, 2))
     make = chance.choice((Hogwild, Locking))
@@ -558,7 +551,7 @@ def drawn(plain: SimpleNamespace, seed: int) -> Observed:
         draw_network(chance), draw_compute(chance, slow=0.2), crashes, handling=handling,
         restart_seconds=chance.choice((0.0, 1e-3, 0.5))
     )  # fmt: skip
-    task = tallied(plain.classes(plain.mlp, samples=30), 4, epochs=2, seed=seed)
+    task = tallied(classes(mlp, samples=30), 4, epochs=2, seed=seed)
     job = Job(task, make(replicas, ADAGRAD, restarts=restarts, **own), epochs=2, batch_size=4, seed=seed,
               checkpoint_every=chance.choice((0, 1)), snapshot_every=chance.choice(("0", "3")))  # fmt: skip
     return Observed(job, cluster)
@@ -569,14 +562,14 @@ def hold(run: Observed) -> Counter[str]:
     simulation = run.simulation
     simulation.run()
     died = {role for role in simulation.killed if roles.is_replica(role)}
-    [finished] = [record for record in run.records if isinstance(record, records.Finished)]
+    [finished] = run.told(records.Finished)
     deserted = {Cause.REPLICAS_DIED} if len(died) == simulation.settings.replicas else set()
     assert finished.cause in {Cause.EPOCHS_DONE} | deserted, f"{finished}, {simulation.killed}"
     if finished.cause is Cause.EPOCHS_DONE:
-        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 60
+        assert run.trained() == 60
         entry = next(entry for entry in simulation.coordinator.plan.layout.entries if entry.tensor.name == NAME)
         found = times(mapping_of(simulation)[entry.start : entry.start + entry.tensor.size].view(torch.float32))
-        applied = [record.samples for record in run.records if isinstance(record, records.Applied)]
+        applied = [record.samples for record in run.told(records.Applied)]
         assert applied or deserted
         if died:
             assert found.min() >= 1, f"minibatches are lost: {found.tolist()}"
@@ -588,9 +581,9 @@ def hold(run: Observed) -> Counter[str]:
 
 
 @in_chunks(100)
-def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(plain: SimpleNamespace, seeds: range) -> None:
+def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(seeds: range) -> None:
     """Seeds x deaths, late messages and outages: every job ends, and what the mapping holds at the end has every
     minibatch in it.
     """
-    found = sweep(seeds, lambda seed: hold(drawn(plain, seed)), lambda seed: drawn(plain, seed).simulation.job)
+    found = sweep(seeds, lambda seed: hold(drawn(seed)), lambda seed: drawn(seed).simulation.job)
     hold_floors(found, scaled(FLOORS, seeds, 100))

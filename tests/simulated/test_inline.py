@@ -5,10 +5,10 @@ bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from oracles import classes, mlp
 from watching.observed import Observed
 
 from distbelief.core import roles, wire
@@ -132,10 +132,8 @@ class Sequenced:
     ids=str,
 )
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (3, 2), (4, 4)])
-def test_simulated_is_inline_where_no_time_passes(
-    plain: SimpleNamespace, options: dict[str, Any], replicas: int, shards: int
-) -> None:
-    task = plain.classes(plain.mlp, samples=40)
+def test_simulated_is_inline_where_no_time_passes(options: dict[str, Any], replicas: int, shards: int) -> None:
+    task = classes(mlp, samples=40)
     strategy = Downpour(replicas=replicas, shards=shards, optimizer=Optimizer("adam", 0.01), **options)
     job = Job(task=task, strategy=strategy, batch_size=4, epochs=2, evaluate_every=0, clip_norm=0.5)
     nothing_takes_time = Simulated(

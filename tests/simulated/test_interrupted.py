@@ -9,12 +9,12 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
+from oracles import classes
 from safetensors.torch import load_file
 from torch import nn
 
@@ -103,9 +103,9 @@ def told_at(moment: float) -> Iterator[None]:
         yield
 
 
-def play(plain: SimpleNamespace, strategy: Any, run: Path, *, resume: bool = False) -> dict[str, Any]:
+def play(strategy: Any, run: Path, *, resume: bool = False) -> dict[str, Any]:
     fit = {} if isinstance(strategy, Sandblaster) else {"epochs": EPOCHS, "batch_size": 4}
-    task = plain.classes(net, samples=SAMPLES)
+    task = classes(net, samples=SAMPLES)
     job = Job(task, strategy, snapshot_every="0", evaluate_every=0, out=str(run), resume=resume, **fit)
     return Simulated(compute=ComputeModel(step=STEP, spread="constant")).run(job)
 
@@ -116,16 +116,16 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
     return [one for one in every if one["event"] == name]
 
 
-def check_left(plain: SimpleNamespace, strategy: Any, run: Path, moment: float) -> None:
+def check_left(strategy: Any, run: Path, moment: float) -> None:
     """The job has left in time, with a checkpoint; and goes on, so that each sample counts once."""
     with told_at(moment):
-        result = play(plain, strategy, run)
+        result = play(strategy, run)
     assert result["outcome"] == "interrupted"
     seconds = events(run, "Finished")[-1]["seconds"] - moment
     assert seconds <= 2 * STEP + SLACK, f"told at {moment} s, it has left after {seconds / STEP:.2f} steps"
     assert not events(run, "Checkpointed")[-1]["error"]
     assert (run / "model.safetensors").exists()
-    result = play(plain, strategy, run, resume=True)
+    result = play(strategy, run, resume=True)
     assert result["outcome"] in ("done", "failed" if isinstance(strategy, Sandblaster) else "done")
     if not isinstance(strategy, Sandblaster):
         assert result["samples"] == EPOCHS * SAMPLES
@@ -136,29 +136,25 @@ def test_every_strategy_is_told() -> None:
 
 
 @pytest.mark.parametrize("way", ANY)
-def test_a_job_that_is_interrupted_leaves_within_two_steps_and_goes_on(
-    plain: SimpleNamespace, tmp_path: Path, way: str
-) -> None:
+def test_a_job_that_is_interrupted_leaves_within_two_steps_and_goes_on(tmp_path: Path, way: str) -> None:
     for moment in MOMENTS:
-        check_left(plain, ANY[way], tmp_path / str(moment), moment)
+        check_left(ANY[way], tmp_path / str(moment), moment)
 
 
 @pytest.mark.parametrize("way", ALIKE)
-def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(
-    plain: SimpleNamespace, tmp_path: Path, way: str
-) -> None:
-    play(plain, ALIKE[way], tmp_path / "whole")
+def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path: Path, way: str) -> None:
+    play(ALIKE[way], tmp_path / "whole")
     whole = load_file(tmp_path / "whole" / "model.safetensors")
     for moment in MOMENTS:
-        check_left(plain, ALIKE[way], run := tmp_path / str(moment), moment)
+        check_left(ALIKE[way], run := tmp_path / str(moment), moment)
         for name, value in load_file(run / "model.safetensors").items():
             assert torch.equal(value, whole[name]), f"{name}, told at {moment} s"
 
 
-def test_a_run_of_settings_that_are_no_more_goes_on_without_them(plain: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_run_of_settings_that_are_no_more_goes_on_without_them(tmp_path: Path) -> None:
     for moment in (4 * STEP, 8 * STEP, None):
         with told_at(moment) if moment else contextlib.nullcontext():
-            play(plain, Single(optimizer=MOMENTUM), tmp_path, resume=moment != 4 * STEP)
+            play(Single(optimizer=MOMENTUM), tmp_path, resume=moment != 4 * STEP)
         if moment != 4 * STEP:
             continue
         job, manifest = tmp_path / "job.json", max(tmp_path.glob("checkpoints/*/manifest.json"))

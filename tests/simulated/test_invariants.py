@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
+from oracles import classes, mlp
 
 import distbelief as db
 from distbelief.coordination.coordinator import Coordinator
@@ -35,18 +35,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-def job(plain: SimpleNamespace) -> Job:
-    return Job(plain.classes(plain.mlp, samples=24), db.Downpour(2, 2, restarts=1), epochs=1, evaluate_every=0)
+def job() -> Job:
+    return Job(classes(mlp, samples=24), db.Downpour(2, 2, restarts=1), epochs=1, evaluate_every=0)
 
 
-def test_what_holds_is_asserted_after_every_event(plain: SimpleNamespace, calls: Counter[str]) -> None:
+def test_what_holds_is_asserted_after_every_event(calls: Counter[str]) -> None:
     crash = db.Crash("replica 1", 6)
-    assert Observed(job(plain), db.Simulated(crashes=(crash,))).run().outcome == "done"
+    assert Observed(job(), db.Simulated(crashes=(crash,))).run().outcome == "done"
     for kind in ("Coordinator", "Shard", "Supervisor"):
         assert calls[f"{kind}.validate"] == calls[f"{kind}.handle"] > 3
 
 
-def test_a_simulation_that_nobody_observes_asserts_nothing(plain: SimpleNamespace, calls: Counter[str]) -> None:
-    db.Simulated().run(job(plain))
+def test_a_simulation_that_nobody_observes_asserts_nothing(calls: Counter[str]) -> None:
+    db.Simulated().run(job())
     assert calls["Shard.handle"] > 3
     assert not any(count for name, count in calls.items() if name.endswith("validate"))

@@ -7,11 +7,11 @@ import json
 import signal
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from oracles import classes, mlp
 from safetensors.torch import save_file
 from torch import nn
 from watching.observed import Observed
@@ -46,27 +46,23 @@ class Traffic:
             self.pushes.append((sender, message))
 
 
-def play(plain: SimpleNamespace, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Traffic]:
+def play(cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Traffic]:
     own = {field.name for field in dataclasses.fields(Downpour)}
     strategy = Downpour(
         **{"replicas": 3, "shards": 2, **{name: value for name, value in options.items() if name in own}}
     )
     shared = {name: value for name, value in options.items() if name not in own}
-    run = Observed(
-        Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **shared}), cluster
-    )
+    run = Observed(Job(**{"task": classes(mlp, samples=40), "strategy": strategy, "batch_size": 4, **shared}), cluster)
     traffic = Traffic(run)
     return run.run(), traffic
 
 
 @pytest.mark.parametrize("spread", ["constant", "exponential"])
 @pytest.mark.parametrize("options", [{}, {"push_every": 3}, {"prefetch": 1}], ids=str)
-def test_the_first_steps_of_a_warm_start_are_one_replicas(
-    plain: SimpleNamespace, options: dict[str, int], spread: str
-) -> None:
+def test_the_first_steps_of_a_warm_start_are_one_replicas(options: dict[str, int], spread: str) -> None:
     late = Simulated(network=NetworkModel(jitter=50.0), compute=ComputeModel(spread=spread))
     for seed in range(5):
-        _, traffic = play(plain, late, replicas=4, warm_start_steps=7, epochs=2, seed=seed, **options)
+        _, traffic = play(late, replicas=4, warm_start_steps=7, epochs=2, seed=seed, **options)
         steps = [sender for sender, push in traffic.pushes for _ in range(push.steps)]
         assert len(set(steps[:7])) == 1
         assert len(set(steps)) > 1
@@ -74,15 +70,15 @@ def test_the_first_steps_of_a_warm_start_are_one_replicas(
         assert next(push.version.updates for sender, push in traffic.pushes if sender != steps[0]) > 0
 
 
-def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace) -> None:
+def test_evaluate_every_and_target_accuracy() -> None:
     def tested(run: Observed) -> list[int]:
-        return [record.epoch for record in run.records if isinstance(record, records.Tested)]
+        return [record.epoch for record in run.told(records.Tested)]
 
-    assert tested(play(plain, epochs=4)[0]) == [1, 2, 3, 4]
-    assert tested(play(plain, epochs=4, evaluate_every=2)[0]) == [2, 4]
-    assert tested(play(plain, epochs=4, evaluate_every=3)[0]) == [3, 4]
-    assert tested(play(plain, epochs=4, evaluate_every=0)[0]) == []
-    run, _ = play(plain, epochs=40, target_accuracy=1e-9)
+    assert tested(play(epochs=4)[0]) == [1, 2, 3, 4]
+    assert tested(play(epochs=4, evaluate_every=2)[0]) == [2, 4]
+    assert tested(play(epochs=4, evaluate_every=3)[0]) == [3, 4]
+    assert tested(play(epochs=4, evaluate_every=0)[0]) == []
+    run, _ = play(epochs=40, target_accuracy=1e-9)
     assert run.outcome == "target"
     assert tested(run)[0] == 1
     assert run.rules.counted < 40 * 40
@@ -91,10 +87,9 @@ def test_evaluate_every_and_target_accuracy(plain: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("every", "count"), [("0", 1), ("60s", 2), ("10", 2 + 3), ("20", 2 + 1), ("4ms", 2 + 4), ("0.1min", 2)]
 )
-def test_snapshot_every_so_many_pushes_or_so_long(plain: SimpleNamespace, every: str, count: int) -> None:
+def test_snapshot_every_so_many_pushes_or_so_long(every: str, count: int) -> None:
     """One at the beginning and one at the end; those between are of 40 pushes in 20 ms."""
     run, _ = play(
-        plain,
         Simulated(compute=ComputeModel(step=1e-3)),
         replicas=2,
         epochs=4,
@@ -102,14 +97,14 @@ def test_snapshot_every_so_many_pushes_or_so_long(plain: SimpleNamespace, every:
         evaluate_every=0,
         snapshot_every=every,
     )
-    assert sum(isinstance(record, records.Checkpointed) for record in run.records) == count
+    assert len(run.told(records.Checkpointed)) == count
 
 
-def test_init_from_is_where_training_begins(plain: SimpleNamespace, tmp_path: Path) -> None:
-    task, path = plain.classes(plain.mlp, samples=40), tmp_path / "weights.safetensors"
+def test_init_from_is_where_training_begins(tmp_path: Path) -> None:
+    task, path = classes(mlp, samples=40), tmp_path / "weights.safetensors"
     weights = {name: value + 1 for name, value in build_model(task, 9, "cpu").state_dict().items()}
     save_file(weights, path)
-    run, _ = play(plain, init_from=str(path), optimizer=optim("sgd", lr=0.0))
+    run, _ = play(init_from=str(path), optimizer=optim("sgd", lr=0.0))
     assert run.vector() == b"".join(bytes(weights[name].flatten().view(torch.uint8).numpy()) for name in weights)
 
 
@@ -120,22 +115,20 @@ STEADY = ComputeModel(spread="constant")
     "strategy", [Downpour(2, 2), Bounded(2, 2, staleness=1), Softsync(2, 2), Synchronous(2, 2)], ids=lambda s: s.name
 )
 @pytest.mark.parametrize("side", [("shard 0",), ("replica 0", "replica 1"), ("coordinator", "shard 1")], ids=str)
-def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(
-    plain: SimpleNamespace, strategy: Any, side: tuple[str, ...]
-) -> None:
+def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(strategy: Any, side: tuple[str, ...]) -> None:
     """On these sides nobody can go on without the others; a longer outage, up to 15 s, takes as much longer and costs
     nothing else.
     """
 
     def seconds(*outages: Outage) -> float:
-        job = Job(plain.classes(plain.mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
+        job = Job(classes(mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
         run = Observed(job, Simulated(network=NetworkModel(outages=outages), compute=STEADY))
         accounting = Accounting(run)
         run.simulation.run()
         accounting.finish(run.outcome, [])
         assert run.outcome == "done"
         assert not run.simulation.killed
-        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 40
+        assert run.trained() == 3 * 40
         return run.simulation.clock.now()
 
     fair, short, long = seconds(), seconds(Outage(5e-3, 1.0, side)), seconds(Outage(5e-3, 15.005, side))
@@ -164,9 +157,9 @@ def test_a_pace_has_the_mean_and_the_spread_it_names(compute: ComputeModel, mean
     assert drawn.std().item() == pytest.approx(deviation, rel=0.05, abs=1e-12)
 
 
-def test_a_phantom_takes_the_time_of_the_real_job_and_sends_its_messages(plain: SimpleNamespace) -> None:
+def test_a_phantom_takes_the_time_of_the_real_job_and_sends_its_messages() -> None:
     real, phantom = (
-        play(plain, Simulated(phantom=phantom), evaluate_every=0, checkpoint_every=0) for phantom in (False, True)
+        play(Simulated(phantom=phantom), evaluate_every=0, checkpoint_every=0) for phantom in (False, True)
     )
     assert real[1].pushes == phantom[1].pushes
     assert real[0].simulation.clock.now() == phantom[0].simulation.clock.now()
@@ -209,15 +202,13 @@ EVERYBODY = ("coordinator", "replica 0", "replica 1", "replica 2", "shard 0", "s
         ),
     ],
 )
-def test_what_no_cluster_can_be_is_refused(
-    plain: SimpleNamespace, cluster: Simulated, options: dict[str, Any], says: str
-) -> None:
+def test_what_no_cluster_can_be_is_refused(cluster: Simulated, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        play(plain, cluster, **options)
+        play(cluster, **options)
 
 
-def test_a_target_without_a_test_set_is_refused_before_anything_is_made(plain: SimpleNamespace, tmp_path: Path) -> None:
-    task = dataclasses.replace(plain.classes(plain.mlp), test=None)
+def test_a_target_without_a_test_set_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    task = dataclasses.replace(classes(mlp), test=None)
     with pytest.raises(UsageError, match=r"--target-accuracy 0.5: task '.*' has no test set"):
         Simulated().run(Job(task=task, target_accuracy=0.5, out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
@@ -228,15 +219,15 @@ def ended(folder: Path) -> tuple[str, str]:
     return result["outcome"], result["reason"]
 
 
-def test_a_simulation_that_fails_raises_and_leaves_its_result(plain: SimpleNamespace, tmp_path: Path) -> None:
-    job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1, restarts=0), batch_size=4, out=str(tmp_path))
+def test_a_simulation_that_fails_raises_and_leaves_its_result(tmp_path: Path) -> None:
+    job = Job(task=classes(mlp), strategy=Downpour(replicas=1, restarts=0), batch_size=4, out=str(tmp_path))
     with pytest.raises(JobFailed, match="every replica is gone; the last was replica 0"):
         Simulated(crashes=(Crash("replica 0", 10),)).run(job)
     assert ended(tmp_path)[0] == "failed"
 
 
-def test_a_crashed_replica_comes_back_as_often_as_it_may_and_so_late(plain: SimpleNamespace) -> None:
-    job = Job(task=plain.classes(plain.mlp), strategy=Downpour(replicas=1, restarts=2), batch_size=4, evaluate_every=0)
+def test_a_crashed_replica_comes_back_as_often_as_it_may_and_so_late() -> None:
+    job = Job(task=classes(mlp), strategy=Downpour(replicas=1, restarts=2), batch_size=4, evaluate_every=0)
     whole = Simulated().run(job)
     crashes = (Crash("replica 0", 10), Crash("replica 0", 10))
     early, late = (Simulated(crashes=crashes, restart_seconds=seconds).run(job) for seconds in (0.5, 2.0))
@@ -258,10 +249,10 @@ class Interrupting(nn.Linear):
         return super().forward(x)
 
 
-def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(plain: SimpleNamespace, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     job = Job(
-        task=plain.classes(lambda: Interrupting(6, 3), samples=40),
+        task=classes(lambda: Interrupting(6, 3), samples=40),
         strategy=Downpour(replicas=1),
         batch_size=4,
         epochs=9,

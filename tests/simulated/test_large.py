@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
+from oracles import classes, minibatches
 from split_jobs import state_of
 from torch import nn
 from watching.observed import Observed
@@ -107,12 +107,12 @@ def sgd(decay: float, momentum: float, exempt: bool) -> Update:
 
 
 def reference(
-    plain: SimpleNamespace, task: Task, update: Update, rate: Callable[[int], float], batch_size: int, epochs: int = 3
+    task: Task, update: Update, rate: Callable[[int], float], batch_size: int, epochs: int = 3
 ) -> dict[str, torch.Tensor]:
     """A plain loop on minibatches of `batch_size`; `rate` is of the samples that were applied."""
     torch.manual_seed(0)
     net, data, state, applied = task.model().train(), task.train(), dict[str, dict[str, torch.Tensor]](), 0
-    for step, (_, numbers) in enumerate(plain.minibatches(len(data), batch_size, epochs, 0)):
+    for step, (_, numbers) in enumerate(minibatches(len(data), batch_size, epochs, 0)):
         inputs, targets = data.batch(numbers)
         net.zero_grad()
         task.loss(net(inputs), targets).backward()
@@ -122,7 +122,6 @@ def reference(
 
 
 def replayed(
-    plain: SimpleNamespace,
     task: Task,
     update: Update,
     rate: Callable[[int], float],
@@ -134,7 +133,7 @@ def replayed(
     """
     torch.manual_seed(seed)
     net, data, state, applied = task.model().train(), task.train(), dict[str, dict[str, torch.Tensor]](), 0
-    dealt = [*plain.minibatches(len(data), 4, 3, seed)]
+    dealt = [*minibatches(len(data), 4, 3, seed)]
     for step, named in enumerate(made):
         union = [dealt[epoch * len(dealt) // 3 + index] for epoch, index in sorted(named)]
         samples = sum(len(numbers) for _, numbers in union)
@@ -148,8 +147,8 @@ def replayed(
     return {name: value.detach().clone() for name, value in net.state_dict().items()}
 
 
-def task_of(plain: SimpleNamespace, made: Callable[[], nn.Module] = model) -> Task:
-    return plain.classes(made, samples=24, dtype=torch.float64)  # type: ignore[no-any-return]
+def task_of(made: Callable[[], nn.Module] = model) -> Task:
+    return classes(made, samples=24, dtype=torch.float64)  # type: ignore[no-any-return]
 
 
 def plainly() -> nn.Module:
@@ -194,28 +193,26 @@ UPDATES: list[tuple[str, dict[str, Any], Update]] = [
 
 
 @pytest.mark.parametrize("which", range(len(STRATEGIES)), ids=NAMES)
-def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(plain: SimpleNamespace, which: int) -> None:
+def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(which: int) -> None:
     """Against loops written from the papers, to 1e-12, in float64, while the rate changes with every update. Each
     strategy with two of their kinds, with all where there is time.
     """
-    task = task_of(plain, plainly)
+    task = task_of(plainly)
     for name, options, update in UPDATES if SEEDS >= 1000 else UPDATES[2 * (which % 3) :][:2]:
         lr = 4.0 if name == "lars" and not options.get("exempt") else 0.05
         ours = train(
             task, STRATEGIES[which](Optimizer(name, lr, {"weight_decay": 0.01, **options})), lr_schedule="linear"
         )
-        theirs = reference(plain, task, update, lambda applied, lr=lr: lr * (1 - applied / 72), batch_size=8)
+        theirs = reference(task, update, lambda applied, lr=lr: lr * (1 - applied / 72), batch_size=8)
         assert apart(state_of(ours), theirs) < 1e-12, (name, options)
-        assert apart(theirs, reference(plain, task, update, lambda _: 0.0, batch_size=8)) > 0.01
+        assert apart(theirs, reference(task, update, lambda _: 0.0, batch_size=8)) > 0.01
 
 
 @pytest.mark.parametrize("partitions", [2, 3])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_norms_of_layers_that_partitions_cut_are_of_what_was_clipped(
-    plain: SimpleNamespace, name: str, partitions: int
-) -> None:
+def test_norms_of_layers_that_partitions_cut_are_of_what_was_clipped(name: str, partitions: int) -> None:
     """Of whole replicas, which are held against torch's clipping elsewhere."""
-    task, own = task_of(plain, plainly), made_of(name)
+    task, own = task_of(plainly), made_of(name)
     whole, split = (
         state_of(train(task, Allreduce(2, own, partitions=count, split=way), clip_norm=0.2))
         for count, way in ((1, "auto"), (partitions, "neurons"))
@@ -236,9 +233,7 @@ def made_of(name: str) -> Optimizer:
     return Optimizer(name, OWN[name][0], {"weight_decay": 0.01})
 
 
-def assert_as_in_the_paper(
-    plain: SimpleNamespace, run: Observed, name: str, made: Sequence[Iterable[Minibatch]], seed: int = 0
-) -> None:
+def assert_as_in_the_paper(run: Observed, name: str, made: Sequence[Iterable[Minibatch]], seed: int = 0) -> None:
     """What a job ends with is what a loop written from the paper makes of the same updates, and they hold every
     minibatch once.
     """
@@ -246,7 +241,7 @@ def assert_as_in_the_paper(
         (epoch, index) for epoch in range(3) for index in range(6)
     ]
     lr, update = OWN[name]
-    theirs = replayed(plain, run.simulation.task, update, lambda applied: lr * (1 - applied / 72), made, seed)
+    theirs = replayed(run.simulation.task, update, lambda applied: lr * (1 - applied / 72), made, seed)
     assert apart(state_of(run), theirs) < 1e-11
 
 
@@ -260,10 +255,8 @@ def rounds_of(accounting: Accounting) -> list[list[Minibatch]]:
     return first
 
 
-def strike(
-    plain: SimpleNamespace, strategy: Synchronous, cluster: Simulated, seed: int = 0
-) -> tuple[Observed, Accounting]:
-    job = Job(task_of(plain, plainly), strategy, snapshot_every="5", seed=seed, **LINEAR)
+def strike(strategy: Synchronous, cluster: Simulated, seed: int = 0) -> tuple[Observed, Accounting]:
+    job = Job(task_of(plainly), strategy, snapshot_every="5", seed=seed, **LINEAR)
     run = Observed(job, cluster)
     accounting = Accounting(run)
     run.simulation.run()
@@ -274,47 +267,39 @@ def strike(
 @pytest.mark.parametrize("which", ["shard 0", "shard 1", "shard 2"])
 @pytest.mark.parametrize("standby", [0, 1])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(
-    plain: SimpleNamespace, name: str, standby: int, which: str
-) -> None:
+def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(name: str, standby: int, which: str) -> None:
     """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost. The
     parameters are those of the paper.
     """
     for moment in some(range(20, 62, 3), SEEDS // 3):
         run, accounting = strike(
-            plain, Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD)
+            Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD)
         )
         assert run.outcome == "done", f"{which} at its message {moment}"
-        ways = Counter(
-            type(record)
-            for record in run.records
-            if isinstance(record, records.Forgotten | records.Rewound | records.Succeeded)
-        )
+        ways = Counter(type(record) for record in run.told(records.Forgotten, records.Rewound, records.Succeeded))
         assert ways == ({records.Succeeded: 1} if standby else {records.Rewound: 1}), f"{which} at its message {moment}"
         if standby:
-            assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 24
-        assert_as_in_the_paper(plain, run, name, rounds_of(accounting))
+            assert run.trained() == 3 * 24
+        assert_as_in_the_paper(run, name, rounds_of(accounting))
 
 
 @pytest.mark.parametrize(("first", "second", "seed"), [(28, 25, 8), (39, 35, 9), (48, 41, 13), (76, 63, 0)])
 def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_for_norms(
-    plain: SimpleNamespace, first: int, second: int, seed: int
+    first: int, second: int, seed: int
 ) -> None:
     """The standby of one had made a round of which that of the ruler knew nothing: it says what it was told, for nobody
     will say his part again.
     """
     crashes, network = (Crash("shard 0", first), Crash("shard 1", second)), NetworkModel(jitter=3.0)
-    run, accounting = strike(
-        plain, Synchronous(2, 3, made_of("lars"), standby=1), Simulated(network, crashes=crashes), seed
-    )
+    run, accounting = strike(Synchronous(2, 3, made_of("lars"), standby=1), Simulated(network, crashes=crashes), seed)
     assert run.outcome == "done"
-    assert_as_in_the_paper(plain, run, "lars", rounds_of(accounting), seed)
+    assert_as_in_the_paper(run, "lars", rounds_of(accounting), seed)
 
 
 @pytest.mark.parametrize("victim", ["replica 0.0", "replica 0.1", "replica 1.1"])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_paper(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, victim: str
+    monkeypatch: pytest.MonkeyPatch, name: str, victim: str
 ) -> None:
     """Also between the norms of whole layers and the update: what was told for a round that is made again counts for
     nothing.
@@ -345,11 +330,11 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
         made.clear()
         strategy = Allreduce(2, made_of(name), partitions=2, split="neurons", restarts=1, algorithm="ring")
         cluster = Simulated(crashes=(Crash(victim, message),), restart_seconds=0.01)
-        job = Job(task_of(plain, plainly), strategy, checkpoint_every=0, **LINEAR)
+        job = Job(task_of(plainly), strategy, checkpoint_every=0, **LINEAR)
         run = Observed(job, cluster)
         run.simulation.run()
         assert run.outcome == "done", f"at message {message}"
-        assert_as_in_the_paper(plain, run, name, [group for _, group in sorted(made.items())])
+        assert_as_in_the_paper(run, name, [group for _, group in sorted(made.items())])
         died += victim in run.simulation.killed
     assert died >= 2 * len(messages) // 3
 
@@ -358,22 +343,20 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
 
 
 @pytest.mark.parametrize(("replicas", "accumulate"), [(1, 3), (2, 2), (3, 2), (2, 5)])
-def test_accumulated_gradients_are_those_of_the_union(plain: SimpleNamespace, replicas: int, accumulate: int) -> None:
+def test_accumulated_gradients_are_those_of_the_union(replicas: int, accumulate: int) -> None:
     """22 samples in minibatches of four: the last round of an epoch is short, uneven, and its last minibatch has two
     samples.
     """
-    task = plain.classes(plainly, samples=22, dtype=torch.float64)
+    task = classes(plainly, samples=22, dtype=torch.float64)
     whole = 4 * replicas * accumulate
-    theirs = reference(plain, task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole)
+    theirs = reference(task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole)
     optimizer = Optimizer("momentum", 0.1, {"weight_decay": 0.03})
     for bucket_mb in (25.0, 0.0004):
         run = train(task, Allreduce(replicas, optimizer, accumulate=accumulate, bucket_mb=bucket_mb))
         assert apart(state_of(run), theirs) < 1e-12
-        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 66
+        assert run.trained() == 66
     assert (
-        apart(
-            theirs, reference(plain, task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole // accumulate)
-        )
+        apart(theirs, reference(task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole // accumulate))
         > 1e-3
     )
 
@@ -381,11 +364,11 @@ def test_accumulated_gradients_are_those_of_the_union(plain: SimpleNamespace, re
 # the learning rate
 
 
-def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: SimpleNamespace) -> None:
+def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds() -> None:
     """A global batch of 16 and a base batch of 4: linear is 4 times the rate, sqrt twice; the first 1.5 epochs lead
     there, or stay at the base.
     """
-    task = plain.classes(plainly, samples=32, dtype=torch.float64)
+    task = classes(plainly, samples=32, dtype=torch.float64)
 
     def rate(scale: float, gradual: bool) -> Callable[[int], float]:
         return lambda applied: 0.05 * (scale if applied >= 48 else 1 + (scale - 1) * applied / 48 if gradual else 1.0)
@@ -393,9 +376,7 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
     seen = []
     for scaling, scale in (("linear", 4.0), ("sqrt", 2.0)):
         for warmup in ("gradual", "constant"):
-            theirs = reference(
-                plain, task, sgd(0.0, 0.9, exempt=False), rate(scale, warmup == "gradual"), batch_size=16
-            )
+            theirs = reference(task, sgd(0.0, 0.9, exempt=False), rate(scale, warmup == "gradual"), batch_size=16)
             own = {"lr_scaling": scaling, "base_batch": 4}
             optimizer = Optimizer("momentum", 0.05)
             for strategy in (Allreduce(2, optimizer, accumulate=2, **own), Synchronous(4, 2, optimizer, **own)):
@@ -409,11 +390,11 @@ def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds(plain: Sim
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:5], ids=NAMES[:5])
-def test_biases_and_normalisations_do_not_decay(plain: SimpleNamespace, strategy: Any) -> None:
-    task = task_of(plain, plainly)
+def test_biases_and_normalisations_do_not_decay(strategy: Any) -> None:
+    task = task_of(plainly)
     options = {"weight_decay": 0.3, "momentum": 0.9}
     theirs, all_decay = (
-        reference(plain, task, sgd(0.3, 0.9, exempt), lambda _: 0.05, batch_size=8) for exempt in (True, False)
+        reference(task, sgd(0.3, 0.9, exempt), lambda _: 0.05, batch_size=8) for exempt in (True, False)
     )
     assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options, decay_exempt=True)))), theirs) < 1e-12
     assert apart(state_of(train(task, strategy(Optimizer("sgd", 0.05, options)))), all_decay) < 1e-12

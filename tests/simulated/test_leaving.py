@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from drawn import SEEDS, some
+from oracles import classes, mlp
 from watching.observed import Observed
 
 from distbelief.core import records, roles
@@ -35,9 +35,9 @@ LONG, SHORT = 1000.0, 1e-4
 """Time for anything, and for less than a step."""
 
 
-def play(plain: SimpleNamespace, strategy: Any, *leaves: LeavingHost, **cluster: Any) -> Observed:
+def play(strategy: Any, *leaves: LeavingHost, **cluster: Any) -> Observed:
     fit = {} if isinstance(strategy, Sandblaster) else {"epochs": EPOCHS, "batch_size": 4}
-    job = Job(plain.classes(plain.mlp, samples=SAMPLES), strategy, snapshot_every="0", **fit)
+    job = Job(classes(mlp, samples=SAMPLES), strategy, snapshot_every="0", **fit)
     slow = Simulated(NetworkModel(latency=1e-3), ComputeModel(step=5e-3, slow={1: 3.0}), leaves=leaves, **cluster)
     run = Observed(job, slow)
     served = isinstance(strategy, Downpour | Synchronous)
@@ -62,12 +62,12 @@ def gone(run: Observed) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("seconds", [LONG, SHORT], ids=["in time", "cut short"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_host_that_is_told_to_go_leaves_at_whichever_message_and_the_others_do_the_rest(
-    plain: SimpleNamespace, way: str, seconds: float
+    way: str, seconds: float
 ) -> None:
     left, messages = 0, some(range(2, 26), max(5, SEEDS // 5))
     for message in messages:
-        run = play(plain, WAYS[way], LeavingHost(_name(way), message, seconds))
-        if not any(isinstance(one, records.Joined) for one in run.records):
+        run = play(WAYS[way], LeavingHost(_name(way), message, seconds))
+        if not run.told(records.Joined):
             assert run.outcome == "interrupted", f"message {message}: the job had not begun, and ends"
             continue
         assert run.outcome == "done", f"message {message}"

@@ -4,12 +4,12 @@ along the changes, in the order in which they were applied.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from split_jobs import state_of
+from oracles import FALLS, minibatches, sequential, smooth
+from split_jobs import state_of, vector_of
 from torch import nn
 from watching.observed import Observed
 
@@ -20,7 +20,6 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.record.summary import Summary
 from distbelief.server.optimizers import build
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 from distbelief.tasks import Task
@@ -37,38 +36,11 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 ADAMW = optim("adamw", 0.01)
 
 
-def mean_task(plain: SimpleNamespace, samples: int = 43) -> Task:
-    """A model without chance."""
-    return plain.classes(  # type: ignore[no-any-return]
-        lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).double(), samples, dtype=torch.float64
-    )
-
-
-def play(
-    plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any
-) -> tuple[Observed, Accounting]:
-    task = options.pop("task", None) or mean_task(plain)
+def play(strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Accounting]:
+    task = options.pop("task", None) or smooth(43, torch.float64)
     job = Job(task, strategy, **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options})
     run = Observed(job, cluster)
-    accounting = Accounting(run)
-    run.simulation.run()
-    accounting.finish(run.outcome, run.simulation.killed)
-    return run, accounting
-
-
-def vector(run: Observed) -> torch.Tensor:
-    """The server's parameters, in the order of the module."""
-    plan = run.simulation.coordinator.plan
-    assert plan is not None
-    whole = torch.cat([shard.held.moving() for shard in run.simulation.shards])  # type: ignore[misc]
-    return torch.cat([whole[e.start : e.start + e.tensor.size].view(torch.float64) for e in plan.layout.entries])
-
-
-def summary(run: Observed) -> dict[str, Any]:
-    made = Summary({})
-    for record in run.records:
-        made.take(0.0, record)
-    return made.result()
+    return run, run.accounted()
 
 
 class Delayed:
@@ -100,7 +72,6 @@ class Momentum:
 
 
 def expected(
-    plain: SimpleNamespace,
     accounting: Accounting,
     outer: Any,
     local: Any = torch.optim.AdamW,
@@ -110,13 +81,13 @@ def expected(
     """The shard's vector after all updates; each change is computed from the version that its replica had fetched."""
     schedule, clip = of.pop("schedule", lambda _: 1.0), of.pop("clip", 0.0)
     replicas = len({who.partition(" again")[0] for who, _ in accounting.pushes})
-    task = mean_task(plain, of.pop("samples", 43))
+    task = smooth(of.pop("samples", 43), torch.float64)
     torch.manual_seed(0)
     model, data = task.model(), task.train()
     theta = nn.utils.parameters_to_vector(model.parameters()).detach()
     versions, applied, movers = [theta], [0], {}
     per_epoch = -(-len(data) // 4)
-    order = enumerate(plain.minibatches(len(data), 4, 3, 0))
+    order = enumerate(minibatches(len(data), 4, 3, 0))
     batches = {divmod(at, per_epoch): numbers for at, (_, numbers) in order}
     for _, group in sorted(accounting.groups["shard 0"].items()):
         changes = []
@@ -159,87 +130,85 @@ def expected(
     ids=["nesterov", "average", "sgd"],
 )
 @pytest.mark.parametrize("shards", [1, 3])
-def test_rounds_of_local_steps_are_diloco(plain: SimpleNamespace, outer: Optimizer, theirs: Any, shards: int) -> None:
+def test_rounds_of_local_steps_are_diloco(outer: Optimizer, theirs: Any, shards: int) -> None:
     strategy = Synchronous(3, shards, outer, push_every=3, local_optimizer=ADAMW)
-    run, accounting = play(plain, strategy, UNEVEN)
-    torch.testing.assert_close(vector(run), expected(plain, accounting, theirs()), **CLOSE)
+    run, accounting = play(strategy, UNEVEN)
+    torch.testing.assert_close(vector_of(run), expected(accounting, theirs()), **CLOSE)
 
 
-def test_the_rate_of_local_steps_follows_the_samples_of_the_job_and_gradients_are_clipped(
-    plain: SimpleNamespace,
-) -> None:
+def test_the_rate_of_local_steps_follows_the_samples_of_the_job_and_gradients_are_clipped() -> None:
     strategy = Synchronous(3, 2, optim("nesterov", 0.7), push_every=3, local_optimizer=ADAMW)
-    run, accounting = play(plain, strategy, UNEVEN, lr_schedule="cosine", clip_norm=0.1)
-    mine = {"schedule": plain.schedules["cosine"], "clip": 0.1}
-    torch.testing.assert_close(vector(run), expected(plain, accounting, Momentum(0.7, 0.9), **mine), **CLOSE)
+    run, accounting = play(strategy, UNEVEN, lr_schedule="cosine", clip_norm=0.1)
+    mine = {"schedule": FALLS["cosine"], "clip": 0.1}
+    torch.testing.assert_close(vector_of(run), expected(accounting, Momentum(0.7, 0.9), **mine), **CLOSE)
     for name in mine:
-        other = expected(plain, accounting, Momentum(0.7, 0.9), **{key: mine[key] for key in mine if key != name})
-        assert not torch.allclose(vector(run), other, rtol=1e-6), f"{name} makes no difference"
+        other = expected(accounting, Momentum(0.7, 0.9), **{key: mine[key] for key in mine if key != name})
+        assert not torch.allclose(vector_of(run), other, rtol=1e-6), f"{name} makes no difference"
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 3])
-def test_local_steps_that_wait_for_nobody_are_delayed_nesterov(plain: SimpleNamespace, share: float) -> None:
+def test_local_steps_that_wait_for_nobody_are_delayed_nesterov(share: float) -> None:
     outer = optim("delayed-nesterov", 0.7, momentum=0.8, share=share)
-    run, accounting = play(plain, Downpour(3, 1, outer, push_every=3, local_optimizer=ADAMW), EVEN)
+    run, accounting = play(Downpour(3, 1, outer, push_every=3, local_optimizer=ADAMW), EVEN)
     assert len(accounting.groups["shard 0"]) > 9
-    torch.testing.assert_close(vector(run), expected(plain, accounting, Delayed(0.7, 0.8, share, 3)), **CLOSE)
+    torch.testing.assert_close(vector_of(run), expected(accounting, Delayed(0.7, 0.8, share, 3)), **CLOSE)
 
 
-def test_local_steps_by_sgd_that_wait_for_nobody(plain: SimpleNamespace) -> None:
+def test_local_steps_by_sgd_that_wait_for_nobody() -> None:
     strategy = Downpour(3, 1, optim("sgd", 0.4), push_every=3, local_optimizer=optim("momentum", 0.05))
-    run, accounting = play(plain, strategy, UNEVEN)
+    run, accounting = play(strategy, UNEVEN)
     outer = Momentum(0.4)
     torch.testing.assert_close(
-        vector(run), expected(plain, accounting, outer, torch.optim.SGD, lr=0.05, momentum=0.9), **CLOSE
+        vector_of(run), expected(accounting, outer, torch.optim.SGD, lr=0.05, momentum=0.9), **CLOSE
     )
 
 
 @pytest.mark.parametrize("split", [{}, {"partitions": 2, "split": "stages"}], ids=["whole", "split"])
-def test_one_replica_at_rate_1_is_the_plain_loop_of_its_optimizer(plain: SimpleNamespace, split: Any) -> None:
-    task = mean_task(plain)
+def test_one_replica_at_rate_1_is_the_plain_loop_of_its_optimizer(split: Any) -> None:
+    task = smooth(43, torch.float64)
     strategy = Downpour(1, 2, optim("average"), push_every=5, local_optimizer=ADAMW, **split)
-    run, _ = play(plain, strategy, task=task, lr_schedule="linear")
-    theirs = plain.sequential(task, "adamw", lr=0.01, epochs=3, schedule="linear")
+    run, _ = play(strategy, task=task, lr_schedule="linear")
+    theirs = sequential(task, "adamw", lr=0.01, epochs=3, schedule="linear")
     torch.testing.assert_close(state_of(run), theirs, **CLOSE)
 
 
-def test_one_step_of_plain_sgd_is_a_round_of_gradients(plain: SimpleNamespace) -> None:
+def test_one_step_of_plain_sgd_is_a_round_of_gradients() -> None:
     """But for rounding: a change is a difference of parameters, and theta - (theta - x) is seldom x."""
     local = Synchronous(3, 2, optim("average"), local_optimizer=optim("sgd", 0.05))
     pushed = Synchronous(3, 2, optim("sgd", 0.05))
-    ours, theirs = (vector(play(plain, strategy, EVEN)[0]) for strategy in (local, pushed))
+    ours, theirs = (vector_of(play(strategy, EVEN)[0]) for strategy in (local, pushed))
     torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-def test_all_replicas_in_step_make_the_milestones_of_rounds(plain: SimpleNamespace) -> None:
+def test_all_replicas_in_step_make_the_milestones_of_rounds() -> None:
     """Where all have fetched before one pushes, delayed Nesterov ends each period where rounds of Nesterov are."""
     options: dict[str, Any] = {"push_every": 2, "local_optimizer": ADAMW}
-    task = mean_task(plain, samples=48)
+    task = smooth(48, torch.float64)
     late = Bounded(3, 1, optim("delayed-nesterov", 0.7), staleness=0, **options)
     rounds = Synchronous(3, 1, optim("nesterov", 0.7), **options)
-    ours, theirs = (vector(play(plain, strategy, EVEN, task=task)[0]) for strategy in (late, rounds))
+    ours, theirs = (vector_of(play(strategy, EVEN, task=task)[0]) for strategy in (late, rounds))
     torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
 @pytest.mark.parametrize("message", range(4, 30, 4))
-def test_a_replica_that_dies_begins_anew_from_what_it_fetches(plain: SimpleNamespace, message: int) -> None:
+def test_a_replica_that_dies_begins_anew_from_what_it_fetches(message: int) -> None:
     cluster = Simulated(network=UNEVEN.network, compute=UNEVEN.compute, crashes=(Crash("replica 1", message),))
     outer = optim("nesterov", 0.7)
     for restarts in (0, 1):
         strategy = Synchronous(3, 1, outer, push_every=3, local_optimizer=ADAMW, restarts=restarts)
-        run, accounting = play(plain, strategy, cluster)
+        run, accounting = play(strategy, cluster)
         assert run.simulation.killed
-        torch.testing.assert_close(vector(run), expected(plain, accounting, Momentum(0.7, 0.9)), **CLOSE)
+        torch.testing.assert_close(vector_of(run), expected(accounting, Momentum(0.7, 0.9)), **CLOSE)
 
 
 @pytest.mark.parametrize("message", range(9, 49, 8))
-def test_a_standby_has_the_momentum_and_the_period(plain: SimpleNamespace, message: int) -> None:
+def test_a_standby_has_the_momentum_and_the_period(message: int) -> None:
     outer = optim("delayed-nesterov", 0.7, share=0.2)
     strategy = Downpour(3, 1, outer, push_every=3, local_optimizer=ADAMW, standby=1)
     cluster = Simulated(network=INSTANT, compute=UNEVEN.compute, crashes=(Crash("shard 0", message),))
-    run, accounting = play(plain, strategy, cluster)
+    run, accounting = play(strategy, cluster)
     assert run.simulation.killed
-    torch.testing.assert_close(vector(run), expected(plain, accounting, Delayed(0.7, 0.9, 0.2, 3)), **CLOSE)
+    torch.testing.assert_close(vector_of(run), expected(accounting, Delayed(0.7, 0.9, 0.2, 3)), **CLOSE)
 
 
 def test_a_shard_that_takes_over_counts_only_the_replicas_that_are_left() -> None:
@@ -256,12 +225,12 @@ def changes_of(accounting: Accounting, who: str) -> list[tuple[int, Any]]:
     return [(clock, sent[one, to, clock]) for one, to, clock in sorted(sent) if one == who]
 
 
-def test_a_change_that_is_late_for_its_round_is_pushed_again(plain: SimpleNamespace) -> None:
+def test_a_change_that_is_late_for_its_round_is_pushed_again() -> None:
     """Its minibatches are not repeated, but for those of the last round of an epoch; and no replica is left out."""
     slow = Simulated(network=INSTANT, compute=ComputeModel(spread="constant", slow={0: 2.5}))
     options: dict[str, Any] = {"push_every": 2, "local_optimizer": optim("sgd", 0.05), "quorum": 2}
-    task = mean_task(plain, samples=240)
-    run, accounting = play(plain, Synchronous(3, 1, optim("average"), **options), slow, task=task, epochs=1)
+    task = smooth(240, torch.float64)
+    run, accounting = play(Synchronous(3, 1, optim("average"), **options), slow, task=task, epochs=1)
     late = [clock for who, clock in sorted(accounting.dropped) if who == "replica 0"]
     sent = dict(changes_of(accounting, "replica 0"))
     again = [clock for clock in late if clock + 1 in sent]
@@ -271,24 +240,24 @@ def test_a_change_that_is_late_for_its_round_is_pushed_again(plain: SimpleNamesp
         assert (before.steps, before.samples) == (after.steps, after.samples)
         assert torch.equal(change, same)
         assert clock + 1 not in late, "it comes first in the next round, and is late again"
-    theirs = expected(plain, accounting, Momentum(1.0), torch.optim.SGD, 0.05, samples=240)
-    torch.testing.assert_close(vector(run), theirs, **CLOSE)
-    assert summary(run)["samples"] == 240
+    theirs = expected(accounting, Momentum(1.0), torch.optim.SGD, 0.05, samples=240)
+    torch.testing.assert_close(vector_of(run), theirs, **CLOSE)
+    assert run.summary()["samples"] == 240
 
 
-def test_a_weight_of_speed_is_samples_times_samples_a_second(plain: SimpleNamespace) -> None:
+def test_a_weight_of_speed_is_samples_times_samples_a_second() -> None:
     uneven = Simulated(network=INSTANT, compute=ComputeModel(spread="constant", slow={0: 4.0}))
     options: dict[str, Any] = {"push_every": 2, "local_optimizer": ADAMW, "push_weight": "speed"}
-    _, accounting = play(plain, Synchronous(3, 1, optim("average"), **options), uneven)
+    _, accounting = play(Synchronous(3, 1, optim("average"), **options), uneven)
     first = {who: changes_of(accounting, who)[0][1][0] for who in ("replica 0", "replica 1")}
     assert first["replica 1"].weight == pytest.approx(4 * first["replica 0"].weight)
     assert first["replica 1"].weight == pytest.approx(8 * 8 / 0.002, rel=1e-3)
 
 
-def test_steps_by_speed_are_those_of_the_fastest_in_proportion(plain: SimpleNamespace) -> None:
+def test_steps_by_speed_are_those_of_the_fastest_in_proportion() -> None:
     uneven = Simulated(network=INSTANT, compute=ComputeModel(spread="constant", slow={0: 4.0, 1: 2.0, 2: 10.0}))
     strategy = Downpour(4, 1, optim("delayed-nesterov"), push_every="auto:24", local_optimizer=ADAMW)
-    _, accounting = play(plain, strategy, uneven, task=mean_task(plain, samples=4000), epochs=1)
+    _, accounting = play(strategy, uneven, task=smooth(4000, torch.float64), epochs=1)
     steps = {index: {push.steps for _, (push, _) in changes_of(accounting, f"replica {index}")} for index in range(4)}
     assert max(steps[3]) == 24
     assert 6 in steps[0]
@@ -296,17 +265,15 @@ def test_steps_by_speed_are_those_of_the_fastest_in_proportion(plain: SimpleName
     assert 5 in steps[2], "fewer than five steps, or a number that does not follow the speed"
 
 
-def test_steps_by_speed_are_at_most_those_that_are_named(plain: SimpleNamespace) -> None:
+def test_steps_by_speed_are_at_most_those_that_are_named() -> None:
     options: dict[str, Any] = {"push_every": "auto:3", "local_optimizer": ADAMW}
-    _, accounting = play(plain, Downpour(2, 2, optim("delayed-nesterov"), **options), UNEVEN)
+    _, accounting = play(Downpour(2, 2, optim("delayed-nesterov"), **options), UNEVEN)
     assert max(push.steps for push, _ in accounting.sent_pushes.values()) == 3
     with pytest.raises(UsageError, match="--push-every auto:3: with --partitions"):
-        play(plain, Downpour(2, 2, optim("delayed-nesterov"), partitions=2, split="stages", **options))
+        play(Downpour(2, 2, optim("delayed-nesterov"), partitions=2, split="stages", **options))
 
 
-def streaming(
-    plain: SimpleNamespace, task: Task, run: Observed, replicas: int, steps: int, delay: int, mix: float
-) -> Any:
+def streaming(task: Task, run: Observed, replicas: int, steps: int, delay: int, mix: float) -> Any:
     """Streaming DiLoCo by hand, of equal replicas in step: one epoch, AdamW inside and Nesterov outside.
 
     At its end what each fragment has changed since it was sent is sent as well.
@@ -321,7 +288,7 @@ def streaming(
     outers = [Momentum(0.7, 0.9) for _ in parts]
     owns = [[nn.Parameter(p.detach().clone()) for p in model.parameters()] for _ in range(replicas)]
     optimizers = [torch.optim.AdamW(own, lr=0.01) for own in owns]
-    order = [numbers for _, numbers in plain.minibatches(len(data), 4, 1, 0)]
+    order = [numbers for _, numbers in minibatches(len(data), 4, 1, 0)]
     total = len(order) // replicas
     due: dict[int, list[tuple[int, torch.Tensor]]] = {}
 
@@ -354,42 +321,41 @@ def streaming(
         take(step)
     for step in sorted(due):
         take(step)
-    for rest in (range(len(parts)),):
-        for number in rest:
-            send(number, 10**9)
-        take(10**9 + delay)
+    for number in range(len(parts)):
+        send(number, 10**9)
+    take(10**9 + delay)
     return theta
 
 
 @pytest.mark.parametrize(("shards", "delay", "mix"), [(2, 0, 0.0), (3, 1, 0.5), (4, 2, 0.25), (2, 3, 1.0)])
-def test_staggered_rounds_are_streaming_diloco(plain: SimpleNamespace, shards: int, delay: int, mix: float) -> None:
-    task = mean_task(plain, samples=96)
+def test_staggered_rounds_are_streaming_diloco(shards: int, delay: int, mix: float) -> None:
+    task = smooth(96, torch.float64)
     options: dict[str, Any] = {"stagger": True, "stagger_delay": delay, "stagger_mix": mix}
     strategy = Synchronous(2, shards, optim("nesterov", 0.7), push_every=4, local_optimizer=ADAMW, **options)
-    run, _ = play(plain, strategy, EVEN, task=task, epochs=1)
-    theirs = streaming(plain, task, run, 2, 4, delay, mix)
-    torch.testing.assert_close(vector(run), theirs, **CLOSE)
+    run, _ = play(strategy, EVEN, task=task, epochs=1)
+    theirs = streaming(task, run, 2, 4, delay, mix)
+    torch.testing.assert_close(vector_of(run), theirs, **CLOSE)
 
 
-def test_one_shard_that_is_staggered_is_not(plain: SimpleNamespace) -> None:
+def test_one_shard_that_is_staggered_is_not() -> None:
     options: dict[str, Any] = {"push_every": 3, "local_optimizer": ADAMW}
     one, other = (
-        vector(play(plain, Synchronous(3, 1, optim("nesterov", 0.7), stagger=stagger, **options), UNEVEN)[0])
+        vector_of(play(Synchronous(3, 1, optim("nesterov", 0.7), stagger=stagger, **options), UNEVEN)[0])
         for stagger in (False, True)
     )
     assert torch.equal(one, other)
 
 
-def test_a_fresh_replica_is_no_quorum_of_one(plain: SimpleNamespace) -> None:
+def test_a_fresh_replica_is_no_quorum_of_one() -> None:
     """Where each push makes a round, a new replica steps from the shards' model, and does not replace it by its own."""
     cluster = Simulated(network=INSTANT, compute=EVEN.compute, crashes=(Crash("replica 1", 9),), restart_seconds=1e-3)
     options: dict[str, Any] = {"push_every": 2, "quorum": 1, "local_optimizer": optim("sgd", 0.05)}
-    run, accounting = play(plain, Synchronous(2, 1, optim("average"), **options), cluster)
+    run, accounting = play(Synchronous(2, 1, optim("average"), **options), cluster)
     assert run.simulation.killed
     again = [version for (who, _, _), version in accounting.based.items() if who == life("replica 1", 1)]
     assert min(again) > 0
-    theirs = expected(plain, accounting, Momentum(1.0), torch.optim.SGD, 0.05)
-    torch.testing.assert_close(vector(run), theirs, **CLOSE)
+    theirs = expected(accounting, Momentum(1.0), torch.optim.SGD, 0.05)
+    torch.testing.assert_close(vector_of(run), theirs, **CLOSE)
 
 
 @pytest.mark.parametrize(

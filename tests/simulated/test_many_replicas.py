@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
+from oracles import classes
 from torch import nn
 
 from distbelief.core import roles
@@ -26,7 +26,7 @@ STEP = 0.05
 @pytest.mark.parametrize("strategy", [Downpour, Allreduce])
 @pytest.mark.long
 def test_all_replicas_together_report_so_often_at_most(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: type[Downpour | Allreduce]
+    monkeypatch: pytest.MonkeyPatch, strategy: type[Downpour | Allreduce]
 ) -> None:
     """Beside the reports that ask for a portion, of which there are few in a long epoch."""
     monkeypatch.setattr(work, "REPORTS", MOST)
@@ -41,7 +41,7 @@ def test_all_replicas_together_report_so_often_at_most(
     rates = []
     for replicas in (3, 40):
         heard.clear()
-        task = plain.classes(lambda: nn.Linear(6, 3), samples=300 * replicas)
+        task = classes(lambda: nn.Linear(6, 3), samples=300 * replicas)
         job = Job(task=task, strategy=strategy(replicas=replicas), batch_size=1, evaluate_every=0, checkpoint_every=0)
         result = Simulated(phantom=True, compute=ComputeModel(step=STEP)).run(job)
         rates.append(heard[Progress] / result["seconds"])
@@ -49,9 +49,9 @@ def test_all_replicas_together_report_so_often_at_most(
     assert 1 < rates[1] < 2 * MOST < rates[0] * 40 / 3  # with those at the end of a portion
 
 
-def test_what_every_message_passes_through_has_less_than_thirty_attributes(plain: SimpleNamespace) -> None:
+def test_what_every_message_passes_through_has_less_than_thirty_attributes() -> None:
     """With 30 or more, CPython 3.11 takes twice as long to find one of them."""
-    job = Job(task=plain.classes(lambda: nn.Linear(6, 3), samples=12), strategy=Downpour(replicas=1), batch_size=4)
+    job = Job(task=classes(lambda: nn.Linear(6, 3), samples=12), strategy=Downpour(replicas=1), batch_size=4)
     run = Simulation(job, job.settings(), Simulated(), lambda *_: None)
     run.run()
     endpoint, replica = run.network.endpoints["replica 0"], run.parts["replica 0"].player

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import classes
 from safetensors.torch import save_file
 from torch import nn
 from watching.observed import mapping_of
@@ -100,20 +101,20 @@ class Noting(nn.Module):
         return inputs
 
 
-def task(plain: SimpleNamespace, normed: bool = True, data_dir: str | None = None) -> Task:
+def task(normed: bool = True, data_dir: str | None = None) -> Task:
     """A small model, with buffers where its strategy can have them, on as many samples as the folder says."""
     norm = (nn.BatchNorm1d(10),) if normed else ()
     samples = int(Path(data_dir, "count").read_text()) if data_dir else SAMPLES
-    return plain.classes(lambda: nn.Sequential(Noting(), nn.Linear(6, 10), *norm, nn.Tanh(), nn.Linear(10, 3)), samples)  # type: ignore[no-any-return]
+    return classes(lambda: nn.Sequential(Noting(), nn.Linear(6, 10), *norm, nn.Tanh(), nn.Linear(10, 3)), samples)  # type: ignore[no-any-return]
 
 
-def made(plain: SimpleNamespace, kind: type[Strategy], options: Mapping[str, Any]) -> Job:
+def made(kind: type[Strategy], options: Mapping[str, Any]) -> Job:
     """A job of a strategy with some options, of itself and of jobs."""
     own = {f.name for f in dataclasses.fields(kind)}
-    usual: dict[str, Any] = {"task": task(plain), "batch_size": 4, "evaluate_every": 0, "snapshot_every": "0"}
+    usual: dict[str, Any] = {"task": task(), "batch_size": 4, "evaluate_every": 0, "snapshot_every": "0"}
     if kind.name == "sandblaster":
         usual |= {
-            "task": task(plain, normed=False),
+            "task": task(normed=False),
             "iterations": 6,
             "portion_size": 4,
             "send_every": 2,
@@ -373,7 +374,6 @@ EVERY = [
 @pytest.mark.parametrize(("strategy", "option", "case"), EVERY)
 @pytest.mark.long
 def test_no_option_of_a_strategy_is_dead(
-    plain: SimpleNamespace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     strategy: str,
@@ -384,7 +384,7 @@ def test_no_option_of_a_strategy_is_dead(
     if isinstance(case, Elsewhere):
         assert_there(case.test)
         return
-    foldered = SimpleNamespace(task=lambda data_dir=None: task(plain, strategy != "sandblaster", data_dir))
+    foldered = SimpleNamespace(task=lambda data_dir=None: task(strategy != "sandblaster", data_dir))
     monkeypatch.setitem(sys.modules, "foldered", foldered)  # type: ignore[arg-type]
     kind, place = STRATEGIES[strategy], Simulated(**case.place)
 
@@ -392,12 +392,12 @@ def test_no_option_of_a_strategy_is_dead(
         folder = tmp_path / name
         folder.mkdir()
         if option == "resume":
-            play(made(plain, kind, {**case.beside, "epochs": 1}), place, folder)
-        return play(made(plain, kind, {**case.beside, **more}), place, folder)
+            play(made(kind, {**case.beside, "epochs": 1}), place, folder)
+        return play(made(kind, {**case.beside, **more}), place, folder)
 
     key = option * ("out" in case.beside), strategy, repr(case.beside), repr(case.place)
     before = PLAYED.get(key) or PLAYED.setdefault(key, came("without", {}))
-    value = case.value(tmp_path, made(plain, kind, case.beside)) if callable(case.value) else case.value
+    value = case.value(tmp_path, made(kind, case.beside)) if callable(case.value) else case.value
     assert_differ([before, came("with", {option: value})], case.sees)
 
 
@@ -480,9 +480,7 @@ def names_of(part: type) -> list[str]:
 
 
 @pytest.mark.parametrize(("part", "option"), [(part, option) for part in PLACES for option in names_of(part)])
-def test_no_option_of_the_virtual_cluster_is_dead(
-    plain: SimpleNamespace, tmp_path: Path, part: type, option: str
-) -> None:
+def test_no_option_of_the_virtual_cluster_is_dead(tmp_path: Path, part: type, option: str) -> None:
     assert option in PLACES[part], f"{part.__name__} has an option {option!r} without a case here: what does it change?"
     for number, (value, sees, beside, strategy) in enumerate(PLACES[part][option]):
         came = []
@@ -495,5 +493,5 @@ def test_no_option_of_the_virtual_cluster_is_dead(
                 if isinstance(made_part, Simulated)
                 else Simulated(**{part.__name__.removesuffix("Model").lower(): made_part})
             )
-            came.append(play(Job(task(plain), strategy, batch_size=4, evaluate_every=0, epochs=2), place, folder))
+            came.append(play(Job(task(), strategy, batch_size=4, evaluate_every=0, epochs=2), place, folder))
         assert_differ(came, sees)

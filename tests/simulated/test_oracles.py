@@ -5,11 +5,11 @@ the model.
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from oracles import FALLS, STEPPERS, classes, mlp, sequential
 from torch import nn
 from watching.observed import Observed
 
@@ -63,33 +63,31 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
         )
 
 
-def test_every_optimizer_has_an_oracle_and_every_schedule(plain: SimpleNamespace) -> None:
-    assert plain.optimizers.keys() | {*LAYERWISE, *OUTER} == OPTIMIZERS.keys() == LEARNING_RATES.keys()
+def test_every_optimizer_has_an_oracle_and_every_schedule() -> None:
+    assert STEPPERS.keys() | {*LAYERWISE, *OUTER} == OPTIMIZERS.keys() == LEARNING_RATES.keys()
     # which counts epochs: test_hogwild.py has its oracle
-    assert plain.schedules.keys() | {"backoff"} == SCHEDULES.keys()
+    assert FALLS.keys() | {"backoff"} == SCHEDULES.keys()
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", FLAT)
-def test_one_replica_is_sequential_sgd(plain: SimpleNamespace, name: str, shards: int) -> None:
-    task, lr = plain.classes(plain.mlp), LEARNING_RATES[name]
+def test_one_replica_is_sequential_sgd(name: str, shards: int) -> None:
+    task, lr = classes(mlp), LEARNING_RATES[name]
     ours = train(task, SLOW_LINK, optimizer=Optimizer(name, lr), shards=shards, epochs=2)
-    assert_same(ours, plain.sequential(task, name, lr=lr, epochs=2))
+    assert_same(ours, sequential(task, name, lr=lr, epochs=2))
 
 
 @pytest.mark.parametrize(
     ("name", "schedule"), [*zip(FLAT, itertools.cycle(["linear", "cosine", "step", "polynomial"]), strict=False)]
 )
-def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(
-    plain: SimpleNamespace, name: str, schedule: str
-) -> None:
-    task, lr = plain.classes(plain.mlp), LEARNING_RATES[name]
+def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(name: str, schedule: str) -> None:
+    task, lr = classes(mlp), LEARNING_RATES[name]
     options = Optimizer(name, lr, {"weight_decay": 0.03})
     ours = train(task, optimizer=options, shards=2, epochs=2, lr_schedule=schedule, clip_norm=0.3)
-    theirs = plain.sequential(task, name, lr=lr, epochs=2, schedule=schedule, clip_norm=0.3, weight_decay=0.03)
+    theirs = sequential(task, name, lr=lr, epochs=2, schedule=schedule, clip_norm=0.3, weight_decay=0.03)
     assert_same(ours, theirs)
     for less in ({"weight_decay": 0.0}, {"schedule": "constant"}, {"clip_norm": 0.0}):
-        other = plain.sequential(
+        other = sequential(
             task, name, lr=lr, epochs=2, **{"schedule": schedule, "clip_norm": 0.3, "weight_decay": 0.03, **less}
         )
         assert any(not torch.equal(ours[key], other[key]) for key in ours), f"{less} makes no difference"
@@ -97,16 +95,14 @@ def test_one_replica_is_sequential_sgd_with_decay_schedule_and_clipping(
 
 @pytest.mark.parametrize("shards", [2, 3, 7, 103])
 @pytest.mark.parametrize("name", FLAT)
-def test_any_number_of_shards_gives_the_parameters_of_one(plain: SimpleNamespace, name: str, shards: int) -> None:
-    task, optimizer = plain.classes(plain.mlp), Optimizer(name, LEARNING_RATES[name], {"weight_decay": 0.01})
+def test_any_number_of_shards_gives_the_parameters_of_one(name: str, shards: int) -> None:
+    task, optimizer = classes(mlp), Optimizer(name, LEARNING_RATES[name], {"weight_decay": 0.01})
     assert_same(train(task, optimizer=optimizer, shards=shards), train(task, optimizer=optimizer, shards=1))
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_a_cut_across_large_tensors_gives_the_parameters_of_one_shard(plain: SimpleNamespace, name: str) -> None:
-    task = plain.classes(
-        lambda: nn.Sequential(nn.Linear(300, 301), nn.ReLU(), nn.Linear(301, 3)), samples=12, features=300
-    )
+def test_a_cut_across_large_tensors_gives_the_parameters_of_one_shard(name: str) -> None:
+    task = classes(lambda: nn.Sequential(nn.Linear(300, 301), nn.ReLU(), nn.Linear(301, 3)), samples=12, features=300)
     optimizer = Optimizer(name, LEARNING_RATES[name])
     assert_same(train(task, optimizer=optimizer, shards=7), train(task, optimizer=optimizer, shards=1))
 
@@ -128,15 +124,13 @@ def test_a_cut_across_large_tensors_gives_the_parameters_of_one_shard(plain: Sim
     ],
     ids=str,
 )
-def test_pushes_are_sums_and_parameters_are_as_old_as_the_settings_say(
-    plain: SimpleNamespace, options: dict[str, Any], shards: int
-) -> None:
-    task = plain.classes(plain.mlp)
+def test_pushes_are_sums_and_parameters_are_as_old_as_the_settings_say(options: dict[str, Any], shards: int) -> None:
+    task = classes(mlp)
     settings = {"push_every": 1, "fetch_every": 1, "local_lr": 0.0, "prefetch": 0, **options}
 
     def oracle(push_every: int, fetch_every: int, local_lr: float, prefetch: int) -> dict[str, torch.Tensor]:
         lag = bool(prefetch)
-        return plain.sequential(
+        return sequential(
             task,
             "momentum",
             lr=0.05,
@@ -235,22 +229,20 @@ MODELS = {
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.long
-def test_every_kind_of_model_trains_as_in_a_plain_loop(
-    plain: SimpleNamespace, model: str, optimizer: str, options: dict[str, int]
-) -> None:
-    task, lr = plain.classes(MODELS[model]), LEARNING_RATES[optimizer]
+def test_every_kind_of_model_trains_as_in_a_plain_loop(model: str, optimizer: str, options: dict[str, int]) -> None:
+    task, lr = classes(MODELS[model]), LEARNING_RATES[optimizer]
     ours = train(task, optimizer=Optimizer(optimizer, lr), shards=3, epochs=2, **options)
     lag = {"lag": bool(options.get("prefetch")), **{key: value for key, value in options.items() if key != "prefetch"}}
-    assert_same(ours, plain.sequential(task, optimizer, lr=lr, epochs=2, **lag))
+    assert_same(ours, sequential(task, optimizer, lr=lr, epochs=2, **lag))
 
 
 @pytest.mark.long
-def test_bfloat16_parameters_move_by_less_than_their_spacing(plain: SimpleNamespace) -> None:
+def test_bfloat16_parameters_move_by_less_than_their_spacing() -> None:
     """A dead-knob test of the masters: steps too small for bfloat16 to hold add up on the shards."""
-    task = plain.classes(cast(torch.bfloat16))
+    task = classes(cast(torch.bfloat16))
     once = train(task, optimizer=Optimizer("sgd", 1e-3))
     often = train(task, optimizer=Optimizer("sgd", 1e-3), epochs=60)
-    masters = plain.sequential(task, "sgd", lr=1e-3, epochs=60)
+    masters = sequential(task, "sgd", lr=1e-3, epochs=60)
     assert_same(often, masters)
     assert sum((often[key] != once[key]).sum() for key in often) > 50
 
@@ -275,11 +267,11 @@ def tied_by_data() -> nn.Module:
     ],
     ids=["tied by data", "complex", "meta", "all frozen", "float8"],
 )
-def test_a_model_that_cannot_be_trained_is_refused(plain: SimpleNamespace, model: Any, says: str) -> None:
+def test_a_model_that_cannot_be_trained_is_refused(model: Any, says: str) -> None:
     with pytest.raises((UsageError, TrainingError), match=says):
-        train(plain.classes(model), optimizer=Optimizer())
+        train(classes(model), optimizer=Optimizer())
 
 
-def test_more_shards_than_parameters_are_refused(plain: SimpleNamespace) -> None:
+def test_more_shards_than_parameters_are_refused() -> None:
     with pytest.raises(UsageError, match="--shards 104 is more than the model's 103 parameters"):
-        train(plain.classes(plain.mlp), optimizer=Optimizer(), shards=104)
+        train(classes(mlp), optimizer=Optimizer(), shards=104)

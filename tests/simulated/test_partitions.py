@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import in_chunks, sweep
+from oracles import classes, minibatches, sequential
 from split_jobs import smooth, state_of
 from torch import nn
 from watching.observed import Observed
@@ -46,38 +47,34 @@ UNEVEN = Simulated(
 )
 
 
-def play(
-    plain: SimpleNamespace, strategy: ServedWithOptimizer, cluster: Simulated | None = None, **job: Any
-) -> Observed:
+def play(strategy: ServedWithOptimizer, cluster: Simulated | None = None, **job: Any) -> Observed:
     dtype = job.pop("dtype", torch.float32)
-    task = plain.classes(lambda: smooth().to(dtype), samples=SAMPLES, dtype=dtype)
+    task = classes(lambda: smooth().to(dtype), samples=SAMPLES, dtype=dtype)
     given = {"batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **job}
     return Observed(Job(task=task, strategy=strategy, **given), cluster)
 
 
 @pytest.mark.parametrize("how", SPLITS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_one_split_replica_is_the_whole_one(plain: SimpleNamespace, how: str, optimizer: str) -> None:
+def test_one_split_replica_is_the_whole_one(how: str, optimizer: str) -> None:
     """Downpour's steps on a split replica end in the parameters that a plain loop ends in; in stages bit for bit."""
     split = Downpour(1, optimizer=Optimizer(optimizer, 0.05), **SPLITS[how])  # type: ignore[arg-type]  # its options
-    run = play(plain, split, epochs=2, dtype=torch.float64)
+    run = play(split, epochs=2, dtype=torch.float64)
     run.simulation.run()
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
-    oracle = plain.sequential(task, optimizer, lr=0.05, epochs=2, batch_size=4)
+    task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = sequential(task, optimizer, lr=0.05, epochs=2, batch_size=4)
     for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("how", SPLITS)
 @pytest.mark.parametrize("clip_norm", [0.02, 0.3])  # every step, and some of them
-def test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions(
-    plain: SimpleNamespace, how: str, clip_norm: float
-) -> None:
+def test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions(how: str, clip_norm: float) -> None:
     split = Downpour(1, optimizer=Optimizer("momentum", 0.05), push_every=2, **SPLITS[how])  # type: ignore[arg-type]  # its options
     whole = Downpour(1, optimizer=Optimizer("momentum", 0.05), push_every=2)
     found = []
     for strategy, clips in ((split, clip_norm), (whole, clip_norm), (whole, 0.0)):
-        run = play(plain, strategy, epochs=2, dtype=torch.float64, clip_norm=clips)
+        run = play(strategy, epochs=2, dtype=torch.float64, clip_norm=clips)
         run.simulation.run()
         found.append(state_of(run))
     for name, tensor in found[0].items():
@@ -94,15 +91,13 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_its_partitions(
     ],
 )  # fmt: skip
 @pytest.mark.long
-def test_microbatches_make_the_step_of_the_minibatch(
-    plain: SimpleNamespace, how: str, schedule: str, microbatches: int
-) -> None:
+def test_microbatches_make_the_step_of_the_minibatch(how: str, schedule: str, microbatches: int) -> None:
     """Also of the last minibatch, which has 3 samples, and so fewer microbatches than 4."""
     options: dict[str, Any] = {**SPLITS[how], "schedule": schedule, "microbatches": microbatches}
-    run = play(plain, Downpour(1, optimizer=Optimizer("sgd", 0.05), **options), epochs=2, dtype=torch.float64)
+    run = play(Downpour(1, optimizer=Optimizer("sgd", 0.05), **options), epochs=2, dtype=torch.float64)
     run.simulation.run()
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
-    oracle = plain.sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4)
+    task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    oracle = sequential(task, "sgd", lr=0.05, epochs=2, batch_size=4)
     for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
@@ -119,9 +114,9 @@ class Rows(nn.Module):
 
 
 @pytest.mark.parametrize(("chunks", "crosses"), [(0, 6), (1, 1), (2, 2), (3, 3)])
-def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(plain: SimpleNamespace, chunks: int, crosses: int) -> None:
+def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(chunks: int, crosses: int) -> None:
     """Of six steps, at most; each crosses forward, and its gradient back, in each of ten steps of plain SGD."""
-    task = plain.classes(lambda: Rows().double(), samples=40, dtype=torch.float64)
+    task = classes(lambda: Rows().double(), samples=40, dtype=torch.float64)
     strategy = Downpour(1, optimizer=Optimizer("sgd", 0.05), partitions=2, split="time", chunks=chunks)
     run = Observed(Job(task=task, strategy=strategy, batch_size=4, evaluate_every=0, checkpoint_every=0, epochs=1))
     sent: Counter[str] = Counter()
@@ -130,29 +125,29 @@ def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(plain: SimpleNamespace
     )
     run.simulation.run()
     assert sent["Boundary"] == 10 * 2 * crosses
-    oracle = plain.sequential(task, "sgd", lr=0.05, epochs=1, batch_size=4)
+    oracle = sequential(task, "sgd", lr=0.05, epochs=1, batch_size=4)
     for name, tensor in state_of(run).items():
         torch.testing.assert_close(tensor, oracle[name], rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("backup", [0, 2])
 @pytest.mark.parametrize("how", ["stages", "neurons"])
-def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, how: str, backup: int) -> None:
+def test_rounds_of_split_replicas_are_sgd_on_the_unions(how: str, backup: int) -> None:
     """Whatever a round is made of, all shards make it of the same, and it is one step of plain SGD on that; also where
     replicas come late, and all their partitions go on with the parameters of one round.
     """
     strategy = Synchronous(3, optimizer=Optimizer("sgd", 0.05), backup_workers=backup, **SPLITS[how])  # type: ignore[arg-type]  # its options
-    run = play(plain, strategy, UNEVEN, epochs=4, batch_size=2, dtype=torch.float64)
+    run = play(strategy, UNEVEN, epochs=4, batch_size=2, dtype=torch.float64)
     accounting = Accounting(run)
     run.simulation.run()
     accounting.finish(run.outcome, [])
     groups = [accounting.groups[shard] for shard in accounting.shards]
     assert groups[0] == groups[1]
-    task = plain.classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
+    task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
     torch.manual_seed(0)
     model, data = task.model(), task.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    order = [numbers for _, numbers in plain.minibatches(SAMPLES, 2, 4, 0)]
+    order = [numbers for _, numbers in minibatches(SAMPLES, 2, 4, 0)]
     for _, group in sorted(groups[0].items()):
         numbers = torch.cat([order[epoch * 22 + index] for epoch, index in accounting.batches(group)])
         inputs, targets = data.batch(numbers)
@@ -164,12 +159,10 @@ def test_rounds_of_split_replicas_are_sgd_on_the_unions(plain: SimpleNamespace, 
 
 
 @pytest.mark.parametrize("shard", ["shard 0", "shard 1"])
-def test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it(
-    plain: SimpleNamespace, shard: str
-) -> None:
+def test_a_shard_that_comes_again_is_found_by_the_partition_that_pushes_to_it(shard: str) -> None:
     """The one that has lost it asks its lead, which asks the coordinator; the job goes on."""
     strategy = Downpour(2, partitions=2, split="stages", restarts=2)
-    run = play(plain, strategy, Simulated(crashes=(Crash(shard, 30),)), epochs=6, snapshot_every="5")
+    run = play(strategy, Simulated(crashes=(Crash(shard, 30),)), epochs=6, snapshot_every="5")
     run.simulation.run()
     assert run.outcome == "done"
     assert run.simulation.killed == [shard]
@@ -213,25 +206,25 @@ def draw(seed: int) -> tuple[ServedWithOptimizer, dict[str, Any], Simulated]:
     return strategy, options, cluster
 
 
-def hold(plain: SimpleNamespace, seed: int) -> str:
+def hold(seed: int) -> str:
     """Run a seed, and hold everything that must hold; returns how it ended."""
     strategy, options, cluster = draw(seed)
-    run = play(plain, strategy, cluster, **options)
+    run = play(strategy, cluster, **options)
     accounting, endings = Accounting(run), Endings(run)
     run.simulation.run()
     died = [role for role in run.simulation.killed if role != "coordinator"]
     accounting.finish(run.outcome, died)
     endings.hold()
     if run.outcome == "done" and not died:
-        done = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+        done = run.trained()
         assert done == SAMPLES * options["epochs"]
     who = "a partition" if any("." in role for role in died) else "a shard" if died else "nobody"
     return f"{run.outcome}, {who} died"
 
 
 @in_chunks(CHUNK)
-def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNamespace, seeds: range) -> None:
-    found = sweep(seeds, lambda seed: Counter([hold(plain, seed)]), draw)
+def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(seeds: range) -> None:
+    found = sweep(seeds, lambda seed: Counter([hold(seed)]), draw)
     if len(seeds) >= CHUNK:
         assert found["done, a partition died"] > 4
         assert found["done, nobody died"] > 2
@@ -266,19 +259,19 @@ def test_no_fault_loses_or_repeats_a_gradient_of_split_replicas(plain: SimpleNam
     ],
 )
 def test_what_cannot_be_split_so_is_told_before_anybody_trains(
-    plain: SimpleNamespace, strategy: Downpour, options: dict[str, Any], told: str
+    strategy: Downpour, options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UsageError) as found:
-        play(plain, strategy, **options).simulation.run()
+        play(strategy, **options).simulation.run()
     assert told in str(found.value)
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_split_phantoms_send_what_split_replicas_send(plain: SimpleNamespace, microbatches: int) -> None:
+def test_split_phantoms_send_what_split_replicas_send(microbatches: int) -> None:
     counted = []
     for cluster in (Simulated(), Simulated(phantom=True)):
         strategy = Synchronous(2, partitions=2, split="neurons", microbatches=microbatches)
-        run = play(plain, dataclasses.replace(strategy), cluster, epochs=1, snapshot_every="0")
+        run = play(dataclasses.replace(strategy), cluster, epochs=1, snapshot_every="0")
         sent: Counter[str] = Counter()
         run.watch(
             SimpleNamespace(
@@ -337,8 +330,8 @@ def test_a_result_says_how_the_model_was_split_and_what_that_is_worth(way: str, 
 
 
 @pytest.mark.parametrize(("named", "ways"), [({}, "0=columns,2=rows,4=0"), ({"split": "stages"}, "stages")])
-def test_a_task_brings_a_split_of_its_own(plain: SimpleNamespace, named: dict[str, Any], ways: str) -> None:
-    task = dataclasses.replace(plain.classes(smooth, samples=SAMPLES), split="0=columns,2=rows,4=0")
+def test_a_task_brings_a_split_of_its_own(named: dict[str, Any], ways: str) -> None:
+    task = dataclasses.replace(classes(smooth, samples=SAMPLES), split="0=columns,2=rows,4=0")
     job = Job(task=task, strategy=Downpour(1, partitions=2, **named), batch_size=4, evaluate_every=0)
     [parted] = [one for one in Observed(job).run().records if isinstance(one, records.Parted)]
     assert parted.split == ways
@@ -348,10 +341,10 @@ def test_a_task_brings_a_split_of_its_own(plain: SimpleNamespace, named: dict[st
 @pytest.mark.parametrize("at", [1, 20])
 @pytest.mark.parametrize("who", [0, 1])
 def test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever(
-    plain: SimpleNamespace, strategy: type[Downpour | Synchronous | Allreduce], at: int, who: int
+    strategy: type[Downpour | Synchronous | Allreduce], at: int, who: int
 ) -> None:
     """Nobody dies, so that no supervisor ends them."""
-    run = play(plain, strategy(2, partitions=2, split="stages"), Simulated(), epochs=3)  # type: ignore[arg-type]  # allreduce too
+    run = play(strategy(2, partitions=2, split="stages"), Simulated(), epochs=3)  # type: ignore[arg-type]  # allreduce too
     pair, crossed = ("replica 0.0", "replica 0.1"), 0
 
     def cut(sender: str, to: str, what: object) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from oracles import classes, mlp
 
 from distbelief.core import roles
 from distbelief.job import Job
@@ -119,9 +119,9 @@ class _Empty(Simulation):
 
 
 @pytest.mark.parametrize("kind", ["shard", "replica"])
-def test_the_simulation_is_a_place(plain: SimpleNamespace, kind: str) -> None:
+def test_the_simulation_is_a_place(kind: str) -> None:
     def make(happens: Happens) -> Site:
-        job, cluster = Job(plain.classes(plain.mlp), Downpour(2, 2)), Simulated()
+        job, cluster = Job(classes(mlp), Downpour(2, 2)), Simulated()
         simulation = _Empty(job, cluster.settings(job), cluster, lambda *_: None)
         simulation.supervisor = _Told(0)
         simulation.supervisor.happens = happens

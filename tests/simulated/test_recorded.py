@@ -17,13 +17,13 @@ import json
 import os
 from hashlib import blake2b
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
 from made import processor
+from oracles import classes, mlp
 from safetensors.torch import load_file
 
 from distbelief.coordination.coordinator import Coordinator
@@ -191,9 +191,7 @@ def check_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(States, "move", lambda states, before, after: move(states, before, after, told[-1]))
 
 
-def recording(
-    plain: SimpleNamespace, way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Recording, dict[str, Any]]:
+def recording(way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recording, dict[str, Any]]:
     found, tell = Recording(), VirtualEndpoint._tell
 
     def spy(endpoint: VirtualEndpoint, arrival: Arrival) -> None:
@@ -208,7 +206,7 @@ def recording(
         compute=ComputeModel(spread="constant") if way.endswith("single") else STEADY, keep=True, **network
     )
     job = Job(
-        task=plain.classes(plain.mlp, samples=43),
+        task=classes(mlp, samples=43),
         strategy=WAYS[way],
         seed=3,
         snapshot_every="5",
@@ -225,9 +223,9 @@ def recording(
 
 @pytest.mark.parametrize(("way", "fault"), some(JOBS, len(JOBS) if RENEWS else SEEDS))
 def test_what_was_recorded_is_played_again(
-    plain: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, fault: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, fault: str
 ) -> None:
-    found, facts = recording(plain, way, fault, tmp_path, monkeypatch)
+    found, facts = recording(way, fault, tmp_path, monkeypatch)
     known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {"jobs": {}}
     if RENEWS:
         known["processor"] = PROCESSOR

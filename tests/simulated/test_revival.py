@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import io
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
+from oracles import classes, mlp
 from watching.observed import Observed
 
 from distbelief.core import events, records, roles
@@ -55,8 +55,8 @@ def _memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Journal, "long", True)
 
 
-def observe(plain: SimpleNamespace, strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> Observed:
-    task = plain.classes(plain.mlp, samples=SAMPLES)
+def observe(strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> Observed:
+    task = classes(mlp, samples=SAMPLES)
     fit = {"batch_size": 4, "epochs": 2} if strategy.name != "sandblaster" else {}
     return Observed(Job(task=task, strategy=strategy, **{"snapshot_every": "3", **fit, **options}), cluster)
 
@@ -75,21 +75,19 @@ class Count:
 def told(run: Observed) -> list[Record]:
     """What was written down that may not be written twice, or never."""
     kinds = (records.Started, records.EpochDone, records.Ending, records.Finished, records.Rewound)
-    return [record for record in run.records if isinstance(record, kinds)]
+    return run.told(*kinds)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_coordinator_may_die_at_any_message(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_coordinator_may_die_at_any_message(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     strategy, count = STRATEGIES[name], Count()
-    calm = observe(plain, strategy)
+    calm = observe(strategy)
     calm.watch(count)
     calm.run()
     assert calm.outcome == "done"
     for long, message in some(product((False, True), range(1, count.said + 1)), SEEDS // 3):
         monkeypatch.setattr(Journal, "long", long)
-        run = observe(plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3))
+        run = observe(strategy, Simulated(crashes=(Crash(roles.COORDINATOR, message),), restart_seconds=0.3))
         accounting = Accounting(run) if isinstance(strategy, Served) and strategy.name != "sandblaster" else None
         run.run()
         if accounting is not None:
@@ -101,47 +99,38 @@ def test_a_coordinator_may_die_at_any_message(
             f"message {message}: none came again"
         )
         assert run.outcome == "done", f"message {message}"
-        assert not [record for record in run.records if isinstance(record, records.Gone) and record.died], (
-            f"message {message}"
-        )
+        assert not [record for record in run.told(records.Gone) if record.died], f"message {message}"
         samples = {
-            sum(record.samples for record in one.records if isinstance(record, records.Stepped) and not record.dropped)
-            for one in (run, calm)
+            sum(record.samples for record in one.told(records.Stepped) if not record.dropped) for one in (run, calm)
         }
         if not getattr(strategy, "backup_workers", 0) and strategy.name != "sandblaster":
             assert samples == {2 * SAMPLES}, f"message {message}"
         assert told(run) == told(calm), f"message {message}"
-        assert not [record for record in run.records if isinstance(record, records.Checkpointed) and record.error], (
-            f"message {message}"
-        )
+        assert not [record for record in run.told(records.Checkpointed) if record.error], f"message {message}"
 
 
 @pytest.mark.parametrize("strategy", [Downpour(2, 2, standby=1), Synchronous(2, 2, standby=1)], ids=lambda s: s.name)
 def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+    monkeypatch: pytest.MonkeyPatch, strategy: Strategy
 ) -> None:
     """Also where its word to succeed is on its way; all go back only where the shard died before its standby held
     everything.
     """
     shard, count = Crash("shard 0", 30), Count()
-    calm = observe(plain, strategy, Simulated(crashes=(shard,), restart_seconds=0.3))
+    calm = observe(strategy, Simulated(crashes=(shard,), restart_seconds=0.3))
     calm.watch(count)
     assert calm.run().outcome == "done"
     deaths = some(product((False, True), range(1, count.said + 1)), SEEDS // 2)
     taken_over = 0
     for long, message in deaths:
         monkeypatch.setattr(Journal, "long", long)
-        run = observe(
-            plain, strategy, Simulated(crashes=(shard, Crash(roles.COORDINATOR, message)), restart_seconds=0.3)
-        )
+        run = observe(strategy, Simulated(crashes=(shard, Crash(roles.COORDINATOR, message)), restart_seconds=0.3))
         accounting = Accounting(run)
         run.run()
         accounting.finish(run.outcome, ["shard 0"])
         assert run.outcome == "done", f"message {message}"
-        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES, (
-            f"message {message}"
-        )
-        notes = [record for record in run.records if isinstance(record, records.Note) and "shard 0" in record.text]
+        assert run.trained() == 2 * SAMPLES, f"message {message}"
+        notes = [record for record in run.told(records.Note) if "shard 0" in record.text]
         succeeded = any("its standby takes its place" in note.text for note in notes)
         held = records.StandbyReady("standby 0") in run.records[: run.records.index(notes[0])]
         assert succeeded or not held, f"message {message}: {notes}"
@@ -150,25 +139,24 @@ def test_a_standby_takes_over_whatever_the_coordinator_was_saying_as_it_died(
 
 
 @pytest.mark.usefixtures("_memory")
-def test_it_may_die_again_and_again(plain: SimpleNamespace) -> None:
+def test_it_may_die_again_and_again() -> None:
     crashes = tuple(Crash(roles.COORDINATOR, message) for message in (5, 1, 9))
-    run = observe(plain, Synchronous(3, 2, restarts=3), Simulated(crashes=crashes)).run()
+    run = observe(Synchronous(3, 2, restarts=3), Simulated(crashes=crashes)).run()
     assert run.simulation.killed == [roles.COORDINATOR] * 3
     assert run.outcome == "done"
-    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * SAMPLES
+    assert run.trained() == 2 * SAMPLES
 
 
 @pytest.mark.usefixtures("_memory")
-def test_who_dies_while_it_is_away_is_told_of(plain: SimpleNamespace) -> None:
+def test_who_dies_while_it_is_away_is_told_of() -> None:
     crashes = (Crash(roles.COORDINATOR, 12), Crash("replica 0", 12), Crash("shard 1", 12))
-    run = observe(plain, Downpour(3, 2, restarts=2), Simulated(crashes=crashes, restart_seconds=0.5)).run()
+    run = observe(Downpour(3, 2, restarts=2), Simulated(crashes=crashes, restart_seconds=0.5)).run()
     assert run.outcome == "done"
     assert {*run.simulation.killed} == {roles.COORDINATOR, "replica 0", "shard 1"}
 
 
-def test_one_that_does_not_come_again_is_given_up(plain: SimpleNamespace) -> None:
+def test_one_that_does_not_come_again_is_given_up() -> None:
     run = observe(
-        plain,
         Downpour(2, 2),
         Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=lasting.AWAY_SECONDS + 1),
     )
@@ -197,13 +185,11 @@ def test_a_guest_that_does_not_come_back_is_gone_and_one_whose_death_is_told_of_
 @pytest.mark.usefixtures("_memory")
 @pytest.mark.parametrize("strategy", [Downpour(2, 2), Synchronous(2, 2), Hogwild(2)], ids=lambda s: s.name)
 def test_the_next_life_of_a_guest_says_that_the_one_before_is_gone(
-    plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+    monkeypatch: pytest.MonkeyPatch, strategy: Strategy
 ) -> None:
     """It dies while the coordinator is away, and nobody tells of it; what it held is dealt again."""
     monkeypatch.setattr(Simulation, "tell", lambda *_: None)
-    run = observe(
-        plain, strategy, Simulated(crashes=(Crash(roles.COORDINATOR, 14),), restart_seconds=0.3), snapshot_every="0"
-    )
+    run = observe(strategy, Simulated(crashes=(Crash(roles.COORDINATOR, 14),), restart_seconds=0.3), snapshot_every="0")
     simulation = run.simulation
     kill = simulation.kill
 
@@ -216,7 +202,7 @@ def test_the_next_life_of_a_guest_says_that_the_one_before_is_gone(
     run.run()
     assert run.simulation.killed == [roles.COORDINATOR, "replica 1"]
     assert run.outcome == "done"
-    [gone] = [record for record in run.records if isinstance(record, records.Gone) and record.died]
+    [gone] = [record for record in run.told(records.Gone) if record.died]
     assert gone.reason == "replica 1 came again, as incarnation 1"
 
 
@@ -253,9 +239,9 @@ def test_a_life_that_the_coordinator_has_buried_is_told_so() -> None:
 
 
 @pytest.mark.usefixtures("_memory")
-def test_the_model_is_that_of_a_calm_run(plain: SimpleNamespace) -> None:
-    calm = observe(plain, Downpour(1, 2)).run().vector()
-    run = observe(plain, Downpour(1, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 11),))).run()
+def test_the_model_is_that_of_a_calm_run() -> None:
+    calm = observe(Downpour(1, 2)).run().vector()
+    run = observe(Downpour(1, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 11),))).run()
     assert torch.equal(
         torch.frombuffer(bytearray(calm), dtype=torch.uint8),
         torch.frombuffer(bytearray(run.vector()), dtype=torch.uint8),

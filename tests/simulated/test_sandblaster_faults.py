@@ -255,4 +255,4 @@ def test_a_replica_in_the_midst_of_a_work_unit_is_told_at_once_to_begin_anew_and
         Job(task=task(), strategy=strategy, evaluate_every=0, checkpoint_every=1, snapshot_every="3"), slow
     ).run()
     assert run.outcome == "done"
-    assert [record for record in run.records if isinstance(record, records.Rewound)]
+    assert run.told(records.Rewound)

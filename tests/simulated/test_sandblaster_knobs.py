@@ -95,7 +95,7 @@ def test_a_batch_is_cut_into_portions_and_these_into_work_units() -> None:
 
 def test_parameters_are_fetched_once_for_an_evaluation() -> None:
     run, traffic = play(replicas=2, shards=1)
-    evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
+    evaluations = sum(record.evaluations for record in run.told(records.Iterated))
     assert evaluations >= 6
     assert traffic.counts[pushing.Fetch] == 2 * (1 + evaluations)  # and once to join
 
@@ -113,10 +113,7 @@ def test_backup_portions_save_a_batch_from_a_straggler() -> None:
     with_backup, without = (play(slow, task=task(160), replicas=4, backup_portions=count) for count in (1, 0))
     assert with_backup[1].lasted(3) < 0.2 * without[1].lasted(3)
     assert with_backup[0].vector() == without[0].vector()
-    copies = [
-        sum(record.copies for record in run.records if isinstance(record, records.Iterated))
-        for run, _ in (with_backup, without)
-    ]
+    copies = [sum(record.copies for record in run.told(records.Iterated)) for run, _ in (with_backup, without)]
     assert copies[0] > 0
     assert copies[1] == 0
 
@@ -125,9 +122,9 @@ def test_a_search_that_fails_begins_anew_from_the_steepest_descent_and_says_so()
     """In float32, close to the minimum, the loss is rounded to more than a step can lower it by."""
     single = dataclasses.replace(task(), model=lambda: nn.Linear(6, 3), train=lambda: TensorData(*rounded()))
     run, _ = play(task=single, iterations=60, tolerance=0.0)
-    notes = [record.text for record in run.records if isinstance(record, records.Note)]
+    notes = [record.text for record in run.told(records.Note)]
     assert any("restarts with steepest descent" in note for note in notes)
-    ended = next(record.reason for record in run.records if isinstance(record, records.Finished))
+    ended = next(record.reason for record in run.told(records.Finished))
     assert "no step along the steepest descent lowers the loss" in ended
 
 
@@ -157,7 +154,7 @@ def test_one_round_of_dot_products_is_6m_and_a_direction_2m_and_one_coefficients
 def test_dropout_draws_the_same_for_a_portion_in_every_evaluation() -> None:
     """So the loss is a function of the parameters, and the line search can go down it."""
     run, _ = play(task=task(dropout=0.5), iterations=20)
-    losses = [record.loss for record in run.records if isinstance(record, records.Iterated)]
+    losses = [record.loss for record in run.told(records.Iterated)]
     assert losses == sorted(losses, reverse=True)
     assert run.vector() != play(iterations=20)[0].vector()
 
@@ -181,7 +178,7 @@ def test_a_loss_that_is_no_number_ends_the_job() -> None:
 
 def test_the_result_counts_what_was_done() -> None:
     run, _ = play(iterations=9)
-    told = [record for record in run.records if isinstance(record, records.Iterated)]
+    told = run.told(records.Iterated)
     strategy = Sandblaster(iterations=9, portion_size=4, send_every=2, deterministic=True)
     job = Job(task(), strategy, evaluate_every=0, checkpoint_every=0)
     result = Simulated().run(job)

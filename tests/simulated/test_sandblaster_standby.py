@@ -124,16 +124,16 @@ def test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm(k
         if endings.hold() is Cause.SHARD_UNSAVED:
             continue
         assert run.vector() == bits, f"it died at its message {moment}"
-        succeeded = [record for record in run.records if isinstance(record, records.Succeeded)]
-        rewound = [record for record in run.records if isinstance(record, records.Rewound)]
+        succeeded = run.told(records.Succeeded)
+        rewound = run.told(records.Rewound)
         if not died or rewound:
             continue
         stood += len(succeeded)
-        iterations = [record.iteration for record in run.records if isinstance(record, records.Iterated)]
+        iterations = [record.iteration for record in run.told(records.Iterated)]
         assert iterations == sorted(iterations)
         if "batch_size" not in KINDS[kind]:
-            evaluations = sum(record.evaluations for record in run.records if isinstance(record, records.Iterated))
-            counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+            evaluations = sum(record.evaluations for record in run.told(records.Iterated))
+            counted = run.trained()
             assert counted == evaluations * SAMPLES, "a portion counted twice, or was lost"
     assert stood > len(moments) / 2
 

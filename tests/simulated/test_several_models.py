@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from drawn import SEEDS, some
+from oracles import classes, minibatches
+from split_jobs import vector_of
 from torch import nn
 from watching.observed import Observed
 from watching.replay import Replay
@@ -61,19 +62,6 @@ def turns(_role: str, _batch: Batch) -> list[int]:
     return [0, 1]
 
 
-class Limit:
-    """A job that goes on for ever is found by its messages."""
-
-    left = 20_000
-
-    def sent(self, _sender: str, _to: str, _message: Message) -> None:
-        self.left -= 1
-        assert self.left, "the job does not end"
-
-    def delivered(self, _sender: str, _to: str, _message: Message) -> None:
-        """Counted before."""
-
-
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have simulated replicas step the children of their module one after another, as a user's loop does."""
@@ -110,23 +98,14 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return have
 
 
-def play(
-    plain: SimpleNamespace, strategy: Strategy, cluster: Simulated = UNEVEN, **options: Any
-) -> tuple[Observed, Accounting]:
-    task = plain.classes(pair, samples=options.pop("samples", 43), dtype=torch.float64)
+def play(strategy: Strategy, cluster: Simulated = UNEVEN, **options: Any) -> tuple[Observed, Accounting]:
+    task = classes(pair, samples=options.pop("samples", 43), dtype=torch.float64)
     job = Job(
         **{"task": task, "strategy": strategy, "batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, **options}
     )
-    run = Observed(job, cluster)
+    run = Observed(job, cluster, limit=20_000)
     accounting = Accounting(run)
     return run, accounting
-
-
-def vector(run: Observed) -> torch.Tensor:
-    plan = run.simulation.coordinator.plan
-    assert plan is not None
-    whole = torch.cat([shard.held.moving() for shard in run.simulation.shards])  # type: ignore[misc]
-    return torch.cat([whole[e.start : e.start + e.tensor.size].view(torch.float64) for e in plan.layout.entries])
 
 
 def made_of(accounting: Accounting, shard: str, group: list[tuple[str, int]]) -> tuple[int, list[tuple[int, int]]]:
@@ -134,31 +113,29 @@ def made_of(accounting: Accounting, shard: str, group: list[tuple[str, int]]) ->
     parts: list[Any] = [(part,) for part in accounting.plan.parts(roles.index_of(shard))]
     models = {parts.index(accounting.sent_pushes[who, shard, clock][0].ranges) for who, clock in group}
     assert len(models) == 1, f"one update of {shard} steps {models}"
-    minibatches: list[tuple[int, int]] = []
+    taken: list[tuple[int, int]] = []
     for who, clock in group:
         first = clock
         while not accounting.pushes[who, first]:
             first -= 1  # those after the first push of a minibatch hold the same
-        minibatches += accounting.pushes[who, first]
-    return models.pop(), minibatches
+        taken += accounting.pushes[who, first]
+    return models.pop(), taken
 
 
-def plainly(plain: SimpleNamespace, accounting: Accounting, epochs: int, lr: float) -> torch.Tensor:
+def plainly(accounting: Accounting, epochs: int, lr: float) -> torch.Tensor:
     """Plain SGD on the two models, each update with the mean gradient of what the shard's had in it."""
     torch.manual_seed(0)
-    task = plain.classes(pair, samples=43, dtype=torch.float64)
+    task = classes(pair, samples=43, dtype=torch.float64)
     model, data = task.model().train(), task.train()
     steppers = [torch.optim.SGD(child.parameters(), lr=lr) for child in model.children()]
     numbers = {
         (epoch, index): numbers
         for epoch in range(epochs)
-        for index, (_, numbers) in enumerate(
-            list(plain.minibatches(len(data), 4, epochs, 0))[epoch * 11 : epoch * 11 + 11]
-        )
+        for index, (_, numbers) in enumerate(list(minibatches(len(data), 4, epochs, 0))[epoch * 11 : epoch * 11 + 11])
     }
     for _, group in sorted(accounting.groups["shard 0"].items()):
-        of, minibatches = made_of(accounting, "shard 0", group)
-        inputs, targets = data.batch(torch.cat([numbers[one] for one in minibatches]))
+        of, taken = made_of(accounting, "shard 0", group)
+        inputs, targets = data.batch(torch.cat([numbers[one] for one in taken]))
         model.zero_grad()
         task.loss(model(inputs), targets).backward()
         steppers[of].step()
@@ -168,43 +145,39 @@ def plainly(plain: SimpleNamespace, accounting: Accounting, epochs: int, lr: flo
 @pytest.mark.parametrize("strategy", [Downpour, Bounded, Synchronous])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.usefixtures("several")
-def test_one_replica_steps_each_model_as_plain_torch_does(
-    plain: SimpleNamespace, strategy: type[Strategy], shards: int
-) -> None:
-    run, accounting = play(plain, strategy(1, shards, Optimizer("sgd", LR)), epochs=2)  # type: ignore[call-arg]
+def test_one_replica_steps_each_model_as_plain_torch_does(strategy: type[Strategy], shards: int) -> None:
+    run, accounting = play(strategy(1, shards, Optimizer("sgd", LR)), epochs=2)  # type: ignore[call-arg]
     run.run()
     assert run.outcome == "done"
     accounting.finish(run.outcome, [])
     assert [made_of(accounting, "shard 0", group)[0] for _, group in sorted(accounting.groups["shard 0"].items())] == (
         [0, 1] * 22
     )
-    assert torch.equal(vector(run), plainly(plain, accounting, 2, LR))
+    assert torch.equal(vector_of(run), plainly(accounting, 2, LR))
     assert sum(run.simulation.shards[0].staleness.values()) == 44
     assert set(run.simulation.shards[0].staleness) == {0}, "a step of the other model made this one's older"
 
 
 @pytest.mark.parametrize(("replicas", "shards"), [(2, 3), (3, 1), (5, 3)])
 @pytest.mark.usefixtures("several")
-def test_rounds_of_each_model_are_sgd_on_the_union_batch(plain: SimpleNamespace, replicas: int, shards: int) -> None:
-    run, accounting = play(plain, Synchronous(replicas, shards, Optimizer("sgd", LR)), epochs=3)
+def test_rounds_of_each_model_are_sgd_on_the_union_batch(replicas: int, shards: int) -> None:
+    run, accounting = play(Synchronous(replicas, shards, Optimizer("sgd", LR)), epochs=3)
     run.run()
     assert run.outcome == "done"
     accounting.finish(run.outcome, [])
     updates = [group for _, group in sorted(accounting.groups["shard 0"].items())]
     assert max(len(group) for group in updates) == replicas
-    assert torch.allclose(vector(run), plainly(plain, accounting, 3, LR), rtol=1e-12, atol=1e-14)
+    assert torch.allclose(vector_of(run), plainly(accounting, 3, LR), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("strategy", [Downpour, Bounded])
 @pytest.mark.parametrize("seed", some(range(4), SEEDS // 3))
 @pytest.mark.usefixtures("several")
-def test_what_is_pushed_is_applied_to_its_model_and_nothing_else(
-    plain: SimpleNamespace, strategy: type[Strategy], seed: int
-) -> None:
+def test_what_is_pushed_is_applied_to_its_model_and_nothing_else(strategy: type[Strategy], seed: int) -> None:
     """Each shard is a twin of plain optimizers, one for each model, whoever is slow."""
     chance = random.Random(seed)
     cluster = Simulated(compute=draw_compute(chance, 0.5), network=draw_network(chance))
-    run, accounting = play(plain, strategy(3, 2, Optimizer("momentum", LR)), cluster, seed=seed, epochs=2)  # type: ignore[call-arg]
+    run, accounting = play(strategy(3, 2, Optimizer("momentum", LR)), cluster, seed=seed, epochs=2)  # type: ignore[call-arg]
     replay = Replay(run.simulation.network, lambda groups: torch.optim.SGD(groups, lr=LR, momentum=0.9, fused=True))
     run.watch(replay)
     run.run()
@@ -216,12 +189,10 @@ def test_what_is_pushed_is_applied_to_its_model_and_nothing_else(
 @pytest.mark.parametrize("strategy", [Downpour, Bounded, Synchronous])
 @pytest.mark.parametrize("message", some([9, 20, 31, 33, 34, 35, 36, 37, 38, 50], SEEDS // 2))
 @pytest.mark.usefixtures("several")
-def test_a_replica_that_dies_between_two_steps_comes_again(
-    plain: SimpleNamespace, strategy: type[Strategy], message: int
-) -> None:
+def test_a_replica_that_dies_between_two_steps_comes_again(strategy: type[Strategy], message: int) -> None:
     """Its minibatch is done again, by whoever; in rounds it takes part from the next minibatch on."""
     cluster = dataclasses.replace(UNEVEN, crashes=(Crash("replica 1", message),))
-    run, accounting = play(plain, strategy(3, 1, Optimizer("sgd", LR)), cluster, epochs=3)  # type: ignore[call-arg]
+    run, accounting = play(strategy(3, 1, Optimizer("sgd", LR)), cluster, epochs=3)  # type: ignore[call-arg]
     run.run()
     assert run.simulation.killed == ["replica 1"]
     accounting.finish(run.outcome, run.simulation.killed)
@@ -229,7 +200,7 @@ def test_a_replica_that_dies_between_two_steps_comes_again(
     for group in accounting.groups["shard 0"].values():
         made_of(accounting, "shard 0", group)
     if strategy is Synchronous:
-        assert torch.allclose(vector(run), plainly(plain, accounting, 3, LR), rtol=1e-12, atol=1e-14)
+        assert torch.allclose(vector_of(run), plainly(accounting, 3, LR), rtol=1e-12, atol=1e-14)
 
 
 def test_who_comes_to_rounds_takes_part_when_a_minibatch_begins() -> None:
@@ -251,42 +222,39 @@ def test_who_comes_to_rounds_takes_part_when_a_minibatch_begins() -> None:
     assert policy.admitted() == [("replica 1", 2)]
 
 
-def test_in_rounds_replicas_that_step_in_different_orders_are_refused(plain: SimpleNamespace, several: Any) -> None:
+def test_in_rounds_replicas_that_step_in_different_orders_are_refused(several: Any) -> None:
     """With the first difference: here the third step of all, which opens a minibatch for one and not for the other."""
     several(lambda role, _: [0, 1, 1] if role == "replica 1" else [0, 1])
-    run, _ = play(plain, Synchronous(2, 2, Optimizer("sgd", LR)))
+    run, _ = play(Synchronous(2, 2, Optimizer("sgd", LR)))
     says = r"round 2: replica \d steps model . .*, and replica \d steps model .*; in rounds all step .* in one order"
     with pytest.raises(UsageError, match=says):
         run.simulation.run()
 
 
 @pytest.mark.usefixtures("several")
-def test_a_minibatch_is_done_when_all_of_its_pushes_are(plain: SimpleNamespace) -> None:
+def test_a_minibatch_is_done_when_all_of_its_pushes_are() -> None:
     """What a replica reports covers no minibatch of which a shard has not acknowledged the second push."""
     acknowledged: dict[str, int] = {}
     reported = [0]
 
-    class Watch:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, Progress):
-                reported[0] += message.steps
-                assert 2 * reported[0] <= min(acknowledged.values(), default=0)
+    def sent(_sender: str, _to: str, message: Message) -> None:
+        if isinstance(message, Progress):
+            reported[0] += message.steps
+            assert 2 * reported[0] <= min(acknowledged.values(), default=0)
 
-        def delivered(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, Pushed):
-                acknowledged[sender] = message.clock
+    def delivered(sender: str, _to: str, message: Message) -> None:
+        if isinstance(message, Pushed):
+            acknowledged[sender] = message.clock
 
-    run, _ = play(plain, Downpour(1, 2, Optimizer("sgd", LR)), epochs=2)
-    run.watch(Watch())
+    run, _ = play(Downpour(1, 2, Optimizer("sgd", LR)), epochs=2)
+    run.look(sent, delivered)
     run.run()
     assert reported == [22]
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.usefixtures("several")
-def test_whatever_the_network_and_whoever_dies_the_job_ends_with_all_of_its_steps(
-    plain: SimpleNamespace, seed: int
-) -> None:
+def test_whatever_the_network_and_whoever_dies_the_job_ends_with_all_of_its_steps(seed: int) -> None:
     chance = random.Random(seed)
     crashes = tuple(
         Crash(chance.choice(["replica 0", "replica 1", "replica 2", "shard 0", "shard 1"]), chance.randint(14, 120))
@@ -294,8 +262,7 @@ def test_whatever_the_network_and_whoever_dies_the_job_ends_with_all_of_its_step
     )
     cluster = Simulated(compute=draw_compute(chance, 0.5), network=draw_network(chance), crashes=crashes)
     strategy = chance.choice([Downpour, Bounded, Synchronous, Synchronous])(3, chance.choice((2, 3)))
-    run, accounting = play(plain, strategy, cluster, seed=seed, epochs=3, checkpoint_every=1)
-    run.watch(Limit())
+    run, accounting = play(strategy, cluster, seed=seed, epochs=3, checkpoint_every=1)
     endings = Endings(run)
     run.simulation.run()
     accounting.finish(run.outcome, run.simulation.killed)

@@ -5,12 +5,12 @@ round.
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from oracles import STEPPERS, classes, minibatches, mlp
 from torch import nn
 
 from distbelief.core.optimizer import optim
@@ -29,11 +29,11 @@ from distbelief.tasks import Task
 from distbelief.tasks.worker import build_model
 
 
-def play(plain: SimpleNamespace, out: str = "", **options: Any) -> tuple[list[Record], torch.Tensor]:
+def play(out: str = "", **options: Any) -> tuple[list[Record], torch.Tensor]:
     """The records of a loop, and the parameters at its end."""
     own = {name: options.pop(name) for name in ("lr_scaling", "base_batch") if name in options}
     strategy = Single(optimizer=options.pop("optimizer", optim("sgd")), **own)
-    job = Job(**{"task": plain.classes(plain.mlp, samples=40), "strategy": strategy, "batch_size": 4, **options})
+    job = Job(**{"task": classes(mlp, samples=40), "strategy": strategy, "batch_size": 4, **options})
     told: list[Record] = []
     model = build_model(job.task, 0, "cpu")
     SingleLoop(LoopContext(job.task, model, job.settings(), told.append, lambda: None, out)).run()
@@ -41,10 +41,10 @@ def play(plain: SimpleNamespace, out: str = "", **options: Any) -> tuple[list[Re
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
-def test_the_rate_of_one_process_grows_with_its_minibatch(plain: SimpleNamespace, scaling: str, factor: float) -> None:
+def test_the_rate_of_one_process_grows_with_its_minibatch(scaling: str, factor: float) -> None:
     """A minibatch of 4 is four times the base batch."""
-    scaled = play(plain, lr_scaling=scaling, base_batch=1, optimizer=optim("sgd", lr=0.02))[1]
-    assert torch.equal(scaled, play(plain, optimizer=optim("sgd", lr=0.02 * factor))[1])
+    scaled = play(lr_scaling=scaling, base_batch=1, optimizer=optim("sgd", lr=0.02))[1]
+    assert torch.equal(scaled, play(optimizer=optim("sgd", lr=0.02 * factor))[1])
 
 
 def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
@@ -57,7 +57,7 @@ def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
 
 
 def oracle(
-    plain: SimpleNamespace, task: Task, arrays: dict[str, torch.Tensor], optimizer: str, epoch: int, masters: bool
+    task: Task, arrays: dict[str, torch.Tensor], optimizer: str, epoch: int, masters: bool
 ) -> dict[str, torch.Tensor]:
     """What a plain loop, with float32 masters or without, makes of the parameters and states of a checkpoint in one
     epoch more.
@@ -66,14 +66,14 @@ def oracle(
     model, dtype, shape = task.model(), parameter.dtype, parameter.shape
     values = arrays["vector.moving"].view(dtype)[: parameter.numel()]
     flat = nn.Parameter(values.float() if masters and dtype is torch.bfloat16 else values.clone())
-    stepper = plain.optimizers[optimizer]([flat], lr=0.05)
+    stepper = STEPPERS[optimizer]([flat], lr=0.05)
     if flat.dtype is torch.bfloat16:
         stepper.param_groups[0]["fused"] = False  # torch's fused kernels step wrongly in bfloat16
     states = {name.removeprefix("state.0."): value for name, value in arrays.items() if name.startswith("state.0.")}
     assert states
     stepper.load_state_dict({"state": {0: states}, "param_groups": stepper.state_dict()["param_groups"]})
     data, [parameter] = task.train(), model.parameters()
-    for number, (_, numbers) in enumerate(plain.minibatches(len(data), 4, epoch + 1, 0)):
+    for number, (_, numbers) in enumerate(minibatches(len(data), 4, epoch + 1, 0)):
         if number >= epoch * len(data) // 4:
             parameter.data.copy_(flat.detach().view(shape))
             model.zero_grad()
@@ -95,9 +95,9 @@ def oracle(
     ],
 )  # fmt: skip
 def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
-    plain: SimpleNamespace, tmp_path: Path, dtype: torch.dtype, optimizer: str, shards: int
+    tmp_path: Path, dtype: torch.dtype, optimizer: str, shards: int
 ) -> None:
-    task = plain.classes(lambda: nn.Linear(16, 3, bias=False, dtype=dtype), samples=40, features=16, dtype=dtype)
+    task = classes(lambda: nn.Linear(16, 3, bias=False, dtype=dtype), samples=40, features=16, dtype=dtype)
     chosen = optim(optimizer, lr=0.05)
     strategies = [
         Downpour(replicas=1, shards=shards, optimizer=chosen),
@@ -121,14 +121,14 @@ def test_a_checkpoint_goes_from_downpour_to_single_and_back_exactly(
         _, manifest, arrays = held(tmp_path)
         assert manifest.samples == 40 * (epoch + 1)
         if before:
-            right = oracle(plain, task, before, optimizer, epoch, masters=not isinstance(strategy, Single))
+            right = oracle(task, before, optimizer, epoch, masters=not isinstance(strategy, Single))
             arrays["vector.moving"] = arrays["vector.moving"].view(dtype)[:48]
             assert all(torch.equal(arrays[name], value.to(arrays[name].dtype)) for name, value in right.items())
             arrays["vector.moving"] = arrays["vector.moving"].view(torch.uint8)
         before = arrays
 
 
-def test_a_sparse_gradient_that_no_module_told_of_is_refused(plain: SimpleNamespace) -> None:
+def test_a_sparse_gradient_that_no_module_told_of_is_refused() -> None:
     class Looked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,4 +138,4 @@ def test_a_sparse_gradient_that_no_module_told_of_is_refused(plain: SimpleNamesp
             return nn.functional.embedding((x > 0).long(), self.rows, sparse=True).sum(1)
 
     with pytest.raises(TrainingError, match="a gradient is sparse, and its module does not declare it"):
-        play(plain, task=plain.classes(Looked), optimizer=optim("adagrad"))
+        play(task=classes(Looked), optimizer=optim("adagrad"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, some
+from oracles import classes, mlp
 from torch import nn
 from watching.observed import Observed
 
@@ -41,13 +42,13 @@ def name(strategy: Any) -> str:
     return f"{strategy.name} {getattr(strategy, 'prefetch', '')}{getattr(strategy, 'backup_workers', '')}"
 
 
-def play(plain: SimpleNamespace, strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Accounting]:
+def play(strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Accounting]:
     model = options.pop("model", lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)))
     cluster = options.pop("cluster", None) or Simulated(
         crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential")
     )
     job = Job(
-        task=plain.classes(model, samples=83),
+        task=classes(model, samples=83),
         strategy=strategy,
         **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options},
     )
@@ -91,10 +92,10 @@ MODELS: list[tuple[Any, torch.dtype]] = [
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
-def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace, strategy: Served) -> None:
+def test_a_standby_holds_what_its_shard_holds_bit_for_bit(strategy: Served) -> None:
     layerwise = [optim(own) for own in LAYERWISE] if strategy in IN_ROUNDS else []
     for optimizer, (model, dtype) in some(product([*OPTIMIZERS, *layerwise], MODELS)):
-        task = plain.classes(model, samples=83, dtype=dtype)
+        task = classes(model, samples=83, dtype=dtype)
         cluster = Simulated(network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential"))
         strategy = dataclasses.replace(strategy, optimizer=optimizer)
         run = Observed(Job(task=task, strategy=strategy, batch_size=8, evaluate_every=0, lr_schedule="linear"), cluster)
@@ -110,41 +111,37 @@ def test_a_standby_holds_what_its_shard_holds_bit_for_bit(plain: SimpleNamespace
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
 @pytest.mark.parametrize("moment", some(range(20, 62, 3), SEEDS // 3))
-def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(
-    plain: SimpleNamespace, strategy: Served, moment: int
-) -> None:
-    run, _ = play(plain, strategy, Crash("shard 1", moment))
+def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(strategy: Served, moment: int) -> None:
+    run, _ = play(strategy, Crash("shard 1", moment))
     assert run.outcome == "done"
-    assert [record.role for record in run.records if isinstance(record, records.Succeeded)] == ["shard 1"]
-    assert not [record for record in run.records if isinstance(record, records.Forgotten | records.Rewound)]
-    assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 3 * 83
+    assert [record.role for record in run.told(records.Succeeded)] == ["shard 1"]
+    assert not run.told(records.Forgotten, records.Rewound)
+    assert run.trained() == 3 * 83
     assert run.simulation.shards[1].version.incarnation == 1
 
 
-def test_a_standby_that_dies_costs_nothing_and_another_comes(plain: SimpleNamespace) -> None:
-    run, _ = play(plain, Downpour(3, 2, standby=1), Crash("standby 0", 30), cluster=None)
+def test_a_standby_that_dies_costs_nothing_and_another_comes() -> None:
+    run, _ = play(Downpour(3, 2, standby=1), Crash("standby 0", 30), cluster=None)
     assert run.outcome == "done"
-    vacant = [(record.role, record.incarnation) for record in run.records if isinstance(record, records.Vacant)]
+    vacant = [(record.role, record.incarnation) for record in run.told(records.Vacant)]
     assert vacant == [("standby 0", 1)]
 
 
-def test_one_death_after_another_in_one_place(plain: SimpleNamespace) -> None:
+def test_one_death_after_another_in_one_place() -> None:
     deaths = (Crash("shard 0", 40), Crash("shard 0", 40), Crash("shard 0", 40))
     cluster = Simulated(crashes=deaths, restart_seconds=1e-3)
-    run, _ = play(plain, Synchronous(2, 2, standby=1), cluster=cluster, epochs=6)
+    run, _ = play(Synchronous(2, 2, standby=1), cluster=cluster, epochs=6)
     assert run.outcome == "done"
     assert run.simulation.shards[0].version.incarnation == 3
-    assert not [record for record in run.records if isinstance(record, records.Rewound)]
+    assert not run.told(records.Rewound)
 
 
 @pytest.mark.long
-def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: SimpleNamespace) -> None:
+def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed() -> None:
     """From when the coordinator would have a standby take over, each push that a replica is told of was confirmed
     before it was told.
     """
-    job = Job(
-        task=plain.classes(plain.mlp, samples=83), strategy=Downpour(3, 1, standby=1), batch_size=4, evaluate_every=0
-    )
+    job = Job(task=classes(mlp, samples=83), strategy=Downpour(3, 1, standby=1), batch_size=4, evaluate_every=0)
     run = Observed(job, Simulated(network=NetworkModel(jitter=5.0)))
     copied: dict[tuple[str, int], int] = {}
     kept, told = [0], list[bool]()
@@ -167,9 +164,9 @@ def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed(plain: Simpl
 
 
 @pytest.mark.parametrize("strategy", [Synchronous(3, 1, standby=1), Bounded(3, 1, staleness=0, standby=1)], ids=name)
-def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamespace, strategy: Served) -> None:
+def test_no_floor_is_told_that_the_standby_has_not_confirmed(strategy: Served) -> None:
     """Else its replicas would begin a step that is too far ahead of the standby, should it take the shard's place."""
-    job = Job(task=plain.classes(plain.mlp, samples=83), strategy=strategy, batch_size=4, evaluate_every=0)
+    job = Job(task=classes(mlp, samples=83), strategy=strategy, batch_size=4, evaluate_every=0)
     run = Observed(job, Simulated(network=NetworkModel(jitter=5.0)))
     floors, kept, told = dict[int, int](), [0], 0
 
@@ -196,7 +193,7 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(plain: SimpleNamesp
 
 
 @pytest.mark.parametrize("lost", [8, 14])
-def test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own(plain: SimpleNamespace, lost: int) -> None:
+def test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own(lost: int) -> None:
     """A standby that comes in the midst of a round is not sent the pushes that are held for it; when it is the shard,
     they come again.
     """
@@ -205,14 +202,14 @@ def test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own(plain: Simpl
         cluster = Simulated(
             crashes=(Crash("standby 0", lost), Crash("shard 0", fallen)), compute=slow, restart_seconds=1e-3
         )
-        run, _ = play(plain, Synchronous(3, 1, standby=1), cluster=cluster, epochs=1)
+        run, _ = play(Synchronous(3, 1, standby=1), cluster=cluster, epochs=1)
         assert run.outcome == "done"
 
 
 @pytest.mark.parametrize("kind", [Downpour, Synchronous, Softsync, Bounded])
-def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: SimpleNamespace, kind: type[Any]) -> None:
+def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(kind: type[Any]) -> None:
     """Also in its last life, while the last replica leaves, and while the job closes: the end is told, and saved."""
-    task, strategy = plain.classes(plain.mlp, samples=43), kind(2, 2, standby=1, restarts=0)
+    task, strategy = classes(mlp, samples=43), kind(2, 2, standby=1, restarts=0)
     job, said = Job(task=task, strategy=strategy, epochs=2, batch_size=8, snapshot_every="3"), Counter[str]()
     calm = Observed(job)
     count = SimpleNamespace(sent=lambda sender, *_: said.update([sender]), delivered=lambda *_: None)
@@ -225,7 +222,7 @@ def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: Simp
         accounting, endings = Accounting(run), Endings(run)
         run.run()
         died = bool(run.simulation.killed)
-        took_over = any(isinstance(record, records.Succeeded) for record in run.records)
+        took_over = bool(run.told(records.Succeeded))
         accounting.finish(run.outcome, run.simulation.killed)
         cause = endings.hold()
         if died and not took_over:
@@ -233,8 +230,6 @@ def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(plain: Simp
             assert cause is Cause.SHARD_SPENT
             continue
         assert cause is Cause.EPOCHS_DONE, f"message {message}"
-        assert sum(record.samples for record in run.records if isinstance(record, records.Stepped)) == 2 * 43
-        assert [record for record in run.records if isinstance(record, records.Checkpointed)][-1].error == "", (
-            f"message {message}"
-        )
-        assert len({record.role for record in run.records if isinstance(record, records.Applied)}) == 2
+        assert run.trained() == 2 * 43
+        assert run.told(records.Checkpointed)[-1].error == "", f"message {message}"
+        assert len({record.role for record in run.told(records.Applied)}) == 2

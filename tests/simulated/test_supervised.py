@@ -4,11 +4,11 @@ once.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from drawn import SEEDS, some
+from oracles import classes, mlp
 from watching.observed import Observed
 
 from distbelief.core import records
@@ -96,9 +96,7 @@ class Lives:
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.long
-def test_lives_follow_each_other_whoever_dies_at_whichever_message(
-    plain: SimpleNamespace, way: str, victim: str
-) -> None:
+def test_lives_follow_each_other_whoever_dies_at_whichever_message(way: str, victim: str) -> None:
     strategy = WAYS[way]
     if (victim.startswith("s") and way in ("allreduce", "hogwild")) or (
         victim == "standby 0" and not getattr(strategy, "standby", 0)
@@ -110,7 +108,7 @@ def test_lives_follow_each_other_whoever_dies_at_whichever_message(
         crashes = (Crash(victim, message), Crash(victim, 1 + message % 7))
         cluster = Simulated(network=NetworkModel(latency=1e-3), crashes=crashes, restart_seconds=PAUSE)
         fit = {} if way == "sandblaster" else {"epochs": 2, "batch_size": 4}
-        run = Observed(Job(plain.classes(plain.mlp, samples=24), strategy, snapshot_every="0", **fit), cluster)
+        run = Observed(Job(classes(mlp, samples=24), strategy, snapshot_every="0", **fit), cluster)
         lives = Lives(run)
         run.simulation.run()
         again += lives.begun[victim] > 0

@@ -22,7 +22,6 @@ from watching.floors import hold_floors
 from watching.observed import Observed
 from watching.replay import Replay
 
-from distbelief.core import records
 from distbelief.core.optimizer import Optimizer
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
@@ -113,7 +112,7 @@ def hold(seed: int) -> Counter[str]:
     endings = Endings(run)
     run.run()
     cause, died, shards = endings.hold(), run.simulation.killed, run.simulation.shards
-    counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+    counted = run.trained()
     # what a former life reports after its successor's death was heard of is refused: its minibatches have been dealt
     # again
     assert counted == run.rules.counted or (died and counted < run.rules.counted)

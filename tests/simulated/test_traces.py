@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
+from oracles import classes, mlp
 from watching.observed import Observed
 from watching.trace import Trace
 
@@ -19,19 +18,17 @@ from distbelief.transport.cluster_model import NetworkModel
 UNSTEADY = NetworkModel(jitter=2.0, delay_chance=0.05, delay=1e-3)
 
 
-def traced(plain: SimpleNamespace, seed: int) -> tuple[str, bytes]:
+def traced(seed: int) -> tuple[str, bytes]:
     strategy = Downpour(replicas=4, shards=3, optimizer=optim("adam", lr=0.01), push_every=2, prefetch=1)
     cluster = Simulated(network=UNSTEADY, compute=ComputeModel(spread="lognormal"), crashes=(Crash("replica 1", 40),))
-    run = Observed(
-        Job(task=plain.classes(plain.mlp, samples=60), strategy=strategy, epochs=2, batch_size=4, seed=seed), cluster
-    )
+    run = Observed(Job(task=classes(mlp, samples=60), strategy=strategy, epochs=2, batch_size=4, seed=seed), cluster)
     trace = Trace(run.simulation)
     run.run()
     return trace.digest, run.vector()
 
 
-def test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another(plain: SimpleNamespace) -> None:
-    first, again, other = traced(plain, 1), traced(plain, 1), traced(plain, 2)
+def test_one_seed_is_one_trace_and_one_vector_and_another_seed_is_another() -> None:
+    first, again, other = traced(1), traced(1), traced(2)
     assert first == again
     assert first[0] != other[0]
     assert first[1] != other[1]

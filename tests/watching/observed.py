@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
-from distbelief.core import roles
+from distbelief.core import records, roles
+from distbelief.core.messages import Message
 from distbelief.core.settings import Holder
 from distbelief.job import Job
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
+from distbelief.record.summary import Summary
 from distbelief.testing import simulations
+from distbelief.testing.accounting import Accounting
 from watching.rules import Rules
+
+Look = Callable[[str, str, Any], object]
+"""What looks at a message: who sends it, to whom, and what."""
+
+
+class Watcher:
+    """A checker that looks at messages as they are sent, or as they are delivered: at what it overrides."""
+
+    def sent(self, sender: str, to: str, message: Message) -> None: ...
+
+    def delivered(self, sender: str, to: str, message: Message) -> None: ...
+
+
+def unseen(*_: object) -> None: ...
 
 
 class Observed(simulations.Observed):
@@ -45,6 +66,32 @@ class Observed(simulations.Observed):
         if self._ruled:
             self.rules.finish(self.outcome, self.simulation.killed)
         return self
+
+    def look(self, sent: Look = unseen, delivered: Look = unseen) -> None:
+        """Have functions look at each message."""
+        self.watch(SimpleNamespace(sent=sent, delivered=delivered))  # type: ignore[arg-type]  # a checker
+
+    def told(self, *kinds: type[records.Record]) -> list[Any]:
+        """The records of some kinds, in their order."""
+        return [record for record in self.records if isinstance(record, kinds)]
+
+    def trained(self) -> int:
+        """The samples that replicas have reported."""
+        return sum(record.samples for record in self.told(records.Stepped))
+
+    def summary(self) -> dict[str, Any]:
+        """What the result of a run with these records says."""
+        made = Summary({})
+        for record in self.records:
+            made.take(0.0, record)
+        return made.result()
+
+    def accounted(self) -> Accounting:
+        """Run to the end under accounts, and hold these."""
+        accounting = Accounting(self)
+        self.simulation.run()
+        accounting.finish(self.outcome, self.simulation.killed)
+        return accounting
 
 
 def mapping_of(simulation: Simulation) -> torch.Tensor:
