@@ -198,9 +198,6 @@ def status(run: str | Path) -> Json:
         asked.settimeout(ASK_SECONDS)
         try:
             asked.connect(_address(run))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return _ended(folder)
-        try:
             check_user(asked)
             data = b""
             while chunk := asked.recv(1 << 16):
@@ -208,9 +205,11 @@ def status(run: str | Path) -> Json:
                 if len(data) > ANSWER_LIMIT:
                     raise JobFailed(f"the job in {run} answers with more than {ANSWER_LIMIT} bytes")
             return {"run": str(run), **json.loads(data)}
+        except (ConnectionRefusedError, FileNotFoundError):
+            return _ended(folder)
         except PermissionError as error:
             raise JobFailed(f"the job in {run} does not answer: {error}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # one is that as many as it lets wait have given up waiting
             raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
 
 
