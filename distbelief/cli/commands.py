@@ -146,10 +146,16 @@ def status(args: list[str]) -> int:
     from distbelief.places.status import status as ask
 
     while True:
-        state = ask(run)
-        print(msgspec.json.encode(state).decode() if settings.json else "\n".join(lines(state)), flush=True)
-        if not (settings.watch and state["running"]):
-            return 0
+        try:
+            state = ask(run)
+        except JobFailed as error:
+            if not settings.watch:
+                raise
+            print(f"distbelief: {error}", file=sys.stderr, flush=True)
+        else:
+            print(msgspec.json.encode(state).decode() if settings.json else "\n".join(lines(state)), flush=True)
+            if not (settings.watch and state["running"]):
+                return 0
         time.sleep(1.0)
 
 

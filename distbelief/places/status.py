@@ -201,9 +201,6 @@ def status(run: str | Path) -> Json:
         connection.settimeout(ASK_SECONDS)
         try:
             connection.connect(_address(run))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return _ended(folder)
-        try:
             check_user(connection)
             data = b""
             while chunk := connection.recv(1 << 16):
@@ -211,9 +208,11 @@ def status(run: str | Path) -> Json:
                 if len(data) > ANSWER_LIMIT:
                     raise JobFailed(f"the job in {run} answers with more than {ANSWER_LIMIT} bytes")
             return {"run": str(run), **json.loads(data)}
+        except (ConnectionRefusedError, FileNotFoundError):
+            return _ended(folder)
         except PermissionError as error:
             raise JobFailed(f"the job in {run} does not answer: {error}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # one is that as many as it lets wait have given up waiting
             raise JobFailed(f"the job in {run} does not answer ({error}); it may just have ended: ask again") from error
 
 

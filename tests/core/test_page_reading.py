@@ -8,7 +8,9 @@ import pytest
 from distbelief.core import records as r
 from distbelief.core.records import Json
 from distbelief.core.roles import is_lead
+from distbelief.lab.watch import reading
 from distbelief.lab.watch.reading import Reading
+from distbelief.record import following
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import Recorder
 
@@ -38,8 +40,8 @@ def steady(roles: tuple[str, ...], seconds: int, scale: float = 1.0) -> Iterable
     "roles", [("single",), ("replica 0", "replica 1"), ("replica 0.0", "replica 0.1", "replica 1.0")]
 )
 def test_who_trains_is_shown_once_by_its_own_name(tmp_path: Path, roles: tuple[str, ...]) -> None:
-    reading, leads = left_by(tmp_path, steady(roles, 100)), [role for role in roles if is_lead(role)]
-    for state in (reading.view(None), reading.view(90.0)):
+    seen, leads = left_by(tmp_path, steady(roles, 100)), [role for role in roles if is_lead(role)]
+    for state in (seen.view(None), seen.view(90.0)):
         assert {*state["members"]} == {*state["bands"]} == {*roles}
         for role, one in state["members"].items():
             assert one["rate"] == (pytest.approx(10, rel=0.1) if role in leads else None)
@@ -57,3 +59,17 @@ def test_a_moment_long_ago_has_its_rate(tmp_path: Path) -> None:
                 assert one["rate"] * scale == pytest.approx(10, rel=0.3)
                 assert one["participation"] == 0.5
                 assert one["state"] == "compute"
+
+
+def test_of_an_ended_run_all_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "READS", 1)
+    monkeypatch.setattr(following, "AT_ONCE", 1000)
+    left_by(tmp_path, steady(("replica 0",), 100))
+    (tmp_path / "timeline.msgpack").unlink()
+    assert Reading(tmp_path).view(None)["numbers"]["samples"] == 1000
+
+
+def test_a_command_can_be_copied_to_a_shell(tmp_path: Path) -> None:
+    run = tmp_path / "my $(run)"
+    seen = left_by(run, [(0.0, r.Note("a"))]).view(None)
+    assert [command for *_, command in seen["events"].values()] == [f"distbelief status '{run}'"]

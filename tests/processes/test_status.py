@@ -178,6 +178,22 @@ def test_nobody_but_the_same_user_asks_and_nobody_else_is_believed(
     server.close()
 
 
+def test_a_job_that_hangs_does_not_answer_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.json").write_text("{}")
+    server = status.StatusServer(tmp_path, lambda: 0, lambda _: {})
+    monkeypatch.setattr(status, "ASK_SECONDS", 0.01)
+    for _ in range(2 * status.CLIENTS):  # in the end as many have given up waiting as may wait
+        with pytest.raises(JobFailed, match="does not answer"):
+            status.status(tmp_path)
+    monkeypatch.setattr("time.sleep", lambda _: server.close())
+    assert main.run(["status", str(tmp_path), "--watch"]) == 0
+    out, err = capsys.readouterr()
+    assert "does not answer" in err
+    assert "not running" in out
+
+
 def test_a_job_that_was_killed_says_so(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text("{}")
     assert "it was killed" in status.lines(status.status(tmp_path))[0]

@@ -5,7 +5,9 @@ It reads the run folder, and asks the job itself, if it runs, what each of its r
 
 from __future__ import annotations
 
+import itertools
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ BAND = 60
 LONG = 1.0
 """Seconds of a wait that the first line names."""
 READS = 64
-"""Most reads of the metrics in one look, so that a long file delays no page for long."""
+"""Most reads of a running job's metrics in one look, so that a long file delays no page for long."""
 
 
 class Reading:
@@ -54,12 +56,12 @@ class Reading:
             DistbeliefError: the job does not answer.
             OSError: the metrics cannot be read.
         """
-        for _ in range(READS):
+        live = status.status(self._folder.path)  # first, since one that has ended then writes no more
+        running, simulated = bool(live["running"]), "cluster" in self._follower.job
+        for _ in range(READS) if running else itertools.count():
             if not self._follower.read():
                 break
         timeline, summary = self._follower.timeline, self._follower.summary
-        live = status.status(self._folder.path)
-        running, simulated = bool(live["running"]), "cluster" in self._follower.job
         now = timeline.seconds + (self._silent() if running and not simulated else 0.0)
         moment = now if at is None else min(at, now)
         if at is None:
@@ -115,7 +117,8 @@ class Reading:
     def _command(self, role: str) -> str:
         """Return the command, or the file, that explains what happened to a role."""
         log = self._folder.path / "logs" / f"{role.replace(' ', '-')}.log"
-        return f"less {log}" if role and log.exists() else f"distbelief status {self._folder.path}"
+        words = ["less", log] if role and log.exists() else ["distbelief", "status", self._folder.path]
+        return shlex.join(map(str, words))
 
     def _numbers(self, live: Json) -> Json:
         """Return the figures of the run now."""
