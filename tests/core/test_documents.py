@@ -120,7 +120,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         },
     )
     predicted = {"out": "", "samples": 0, "samples_per_second": 0.0}
-    monkeypatch.setattr(predict, "predict", lambda *_: predicted)
+    monkeypatch.setattr(predict, "predict", lambda *_, **__: predicted)
     made = {"layers": [], "left_alone": {}, "file": "", "bytes": 1, "dense_bytes": 1, "ratio": 1.0}
     monkeypatch.setattr(compressing, "compress", lambda *_, **__: made)
     monkeypatch.setattr(compressing, "expand", lambda *_: "")

@@ -265,7 +265,9 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
     made = {"out": "", "samples": 360, "samples_per_second": 1.0}
     monkeypatch.setattr(forkserver, "start", bool)
-    monkeypatch.setattr(predict, "predict", lambda *words: [asked.append(words[:-1]), made][1])
+    monkeypatch.setattr(
+        predict, "predict", lambda *words, **more: [asked.append((words, {**more, "told": 0})), made][1]
+    )
     monkeypatch.setattr(
         status, "status", lambda _: [asked.append("looked"), {"running": len(asked) < 3, "members": []}][1]
     )

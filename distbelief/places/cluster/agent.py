@@ -21,36 +21,10 @@ import setproctitle
 
 from distbelief.core.settings import read_strategy
 from distbelief.errors import DistbeliefError, JobFailed, UsageError
-from distbelief.places import signals
+from distbelief.places import messages, signals
 from distbelief.places.channel import BEAT_SECONDS, OF_HOST, PARTING_SECONDS, SILENCE_SECONDS, Bridge, Channel
 from distbelief.places.cluster import launched, network
 from distbelief.places.join import ticket
-from distbelief.places.messages import (
-    AgentFailed,
-    AttendMeeting,
-    Beat,
-    ChannelMessage,
-    Dismiss,
-    EndLife,
-    EndRoles,
-    Greeting,
-    HostsReached,
-    LifeEnded,
-    LifeSaid,
-    LifeStarted,
-    Look,
-    Looked,
-    MeasureWays,
-    Noted,
-    OpenJob,
-    Printed,
-    ReachHosts,
-    StartLife,
-    StoppedLives,
-    TellLife,
-    ToldToEnd,
-    WaysMeasured,
-)
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.processes import Child, Processes
@@ -72,7 +46,7 @@ class Agent:
         self._heard = self._beaten = time.monotonic()
         self._status = 1
 
-    def run(self, job: OpenJob, woken: Connection) -> int:
+    def run(self, job: messages.OpenJob, woken: Connection) -> int:
         """Serve a job until the line ends; return the job's status, 1 if the supervisor has not sent it."""
         setproctitle.setproctitle("distbelief: agent")
         if job.processors:
@@ -93,7 +67,7 @@ class Agent:
         waiting = [self._line.connection, woken, *self._ends, *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
-            self._line.say(ToldToEnd(woken.recv_bytes().decode()))
+            self._line.say(messages.ToldToEnd(woken.recv_bytes().decode()))
         if id(self._line.connection) in ready and not self._line.hear_all(self._take_word):
             return False
         if ready.intersection(map(id, self._ends)):
@@ -102,42 +76,42 @@ class Agent:
         now = time.monotonic()
         if now > self._beaten + BEAT_SECONDS:
             self._beaten = now
-            self._line.say(Beat())
+            self._line.say(messages.Beat())
             stopped = [child for child in self._processes.children if signals.is_stopped(child.pid)]
-            self._line.say(StoppedLives([self._lives[child.role, child.incarnation] for child in stopped]))
+            self._line.say(messages.StoppedLives([self._lives[child.role, child.incarnation] for child in stopped]))
         return now < self._heard + SILENCE_SECONDS
 
-    def _take_word(self, word: ChannelMessage) -> None:
+    def _take_word(self, word: messages.ChannelMessage) -> None:
         self._heard = time.monotonic()
         match word:
-            case ReachHosts():
-                self._line.say(HostsReached(network.try_all(word.others)))
-            case Look():
+            case messages.ReachHosts():
+                self._line.say(messages.HostsReached(network.try_all(word.others)))
+            case messages.Look():
                 self._line.say(look(word))
-            case MeasureWays():
-                self._line.say(WaysMeasured(network.measure_all(word.others)))
-            case StartLife():
+            case messages.MeasureWays():
+                self._line.say(messages.WaysMeasured(network.measure_all(word.others)))
+            case messages.StartLife():
                 self._specs[word.role, word.incarnation] = word.spec
                 self._lives[word.role, word.incarnation] = word.life
                 self._start(word)
-            case EndLife():
+            case messages.EndLife():
                 if (child := self._child(word.life)) is not None:
                     self._processes.end(child.role, child.incarnation)
-            case EndRoles():
+            case messages.EndRoles():
                 self._processes.close()
-            case Dismiss():
+            case messages.Dismiss():
                 self._status = word.status
-            case TellLife():
+            case messages.TellLife():
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
 
-    def _start(self, word: StartLife) -> None:
+    def _start(self, word: messages.StartLife) -> None:
         try:
             self._processes.start(word.role, word.incarnation)
         except DistbeliefError as error:  # the job's strategy is not installed here
-            self._line.say(AgentFailed(str(error)))
+            self._line.say(messages.AgentFailed(str(error)))
         if (child := self._child(word.life)) is not None:
-            self._line.say(LifeStarted(word.life, child.pid))
+            self._line.say(messages.LifeStarted(word.life, child.pid))
 
     def _child(self, life: int) -> Child | None:
         return next(
@@ -156,33 +130,33 @@ class Agent:
 
     # reports to the supervisor
 
-    def _take(self, child: Child, word: ChannelMessage) -> None:
+    def _take(self, child: Child, word: messages.ChannelMessage) -> None:
         life = self._lives[child.role, child.incarnation]
-        age = max(0.0, time.monotonic() - word.moment) if isinstance(word, Noted) else 0.0
-        self._line.say(LifeSaid(life, word, age))  # type: ignore[arg-type]  # any message of a process
+        age = max(0.0, time.monotonic() - word.moment) if isinstance(word, messages.Noted) else 0.0
+        self._line.say(messages.LifeSaid(life, word, age))  # type: ignore[arg-type]  # any message of a process
 
     def _happens(self, event: Event) -> None:
         if isinstance(event, Unable):
-            self._line.say(AgentFailed(str(event.error)))
+            self._line.say(messages.AgentFailed(str(event.error)))
         elif isinstance(event, Ended):
             life = self._lives[event.role, event.incarnation]
-            self._line.say(LifeEnded(life, event.how, event.killed, event.done))
+            self._line.say(messages.LifeEnded(life, event.how, event.killed, event.done))
 
     def _print(self, child: Child, lines: list[str]) -> None:
         for text in lines:
-            self._line.say(Printed(self._lives[child.role, child.incarnation], text))
+            self._line.say(messages.Printed(self._lives[child.role, child.incarnation], text))
 
 
-def greeting(port: int, mark: str) -> Greeting:
+def greeting(port: int, mark: str) -> messages.Greeting:
     """Return the description of this host: a port for others to try, and whether it sees `mark` in the run folder."""
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     login = os.environ.get("SSH_CONNECTION", "").split()[0::2]
-    return Greeting(
+    return messages.Greeting(
         limits.cores(), gpus, limits.free_memory(), own_addresses(), login, port, time.time(), os.path.exists(mark),
     )  # fmt: skip
 
 
-def look(request: Look) -> Looked:
+def look(request: messages.Look) -> messages.Looked:
     """Return the reason why the data of a task are missing, "" if they are available."""
     lacks = ""
     if request.task:
@@ -192,12 +166,12 @@ def look(request: Look) -> Looked:
             lacks = available(request.task, request.data_dir or None) or ""
         except DistbeliefError as error:
             lacks = str(error)
-    return Looked(lacks)
+    return messages.Looked(lacks)
 
 
-def introduction(start: launched.Launched) -> AttendMeeting:
+def introduction(start: launched.Launched) -> messages.AttendMeeting:
     """Return the introduction of this process to the one that made its ticket."""
-    return AttendMeeting(
+    return messages.AttendMeeting(
         start.rank, start.local_rank, network.network_identity(), launched.hostname(), sorted(os.sched_getaffinity(0)),
         start.cores, limits.quota(), ticket.VERSION, start.restarts,
     )  # fmt: skip
@@ -215,9 +189,9 @@ def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connecti
     try:
         with signals.waitable() as woken:  # a launcher signals all its processes, and the first one handles the signal
             match line.hear():
-                case OpenJob() as job:
+                case messages.OpenJob() as job:
                     return Agent(line, ends).run(job, woken)
-                case Dismiss() as dismissed:
+                case messages.Dismiss() as dismissed:
                     return dismissed.status
             return 1
     finally:

@@ -12,27 +12,12 @@ import msgspec
 
 from distbelief.core import roles
 from distbelief.errors import JobFailed, RemoteProtocolError
+from distbelief.places import messages
 from distbelief.places.channel import BEAT_SECONDS, SILENCE_SECONDS
 from distbelief.places.cluster.network import network_identity
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.placement import HOME, Placement
 from distbelief.places.cluster.remote_agent import RemoteAgent, RemoteLife
-from distbelief.places.messages import (
-    AgentFailed,
-    Beat,
-    ChannelMessage,
-    EndLife,
-    Failed,
-    LifeEnded,
-    LifeSaid,
-    LifeStarted,
-    Noted,
-    OfLife,
-    Printed,
-    StartLife,
-    StoppedLives,
-    ToldToEnd,
-)
 from distbelief.places.place import Ended, Interruption, Unable
 from distbelief.places.processes.processes import Child, Hooks, Processes
 from distbelief.places.processes.spec import Spec
@@ -104,15 +89,17 @@ class HostProcesses:
         else:
             agent, self._numbers = self._agents[at], self._numbers + 1
             self._lives[self._numbers] = RemoteLife(role, incarnation, self._numbers, agent)
-            agent.line.say(StartLife(self._numbers, role, incarnation, self._hooks.spec(role, incarnation, -1)))
+            agent.line.say(
+                messages.StartLife(self._numbers, role, incarnation, self._hooks.spec(role, incarnation, -1))
+            )
 
     def end(self, role: str, incarnation: int) -> None:
         self._local.end(role, incarnation)
         for life in self._lives.values():
             if (life.role, life.incarnation) == (role, incarnation):
-                life.agent.line.say(EndLife(life.number))
+                life.agent.line.say(messages.EndLife(life.number))
 
-    def tell(self, role: str, word: ChannelMessage) -> None:
+    def tell(self, role: str, word: messages.ChannelMessage) -> None:
         self._local.tell(role, word)
         lives = [life for life in self._lives.values() if life.role == role]
         if lives:
@@ -168,7 +155,7 @@ class HostProcesses:
             elif agent.leaves and not any(life.agent is agent for life in self._lives.values()):
                 agent.dismiss(0)
             elif beats:
-                agent.line.say(Beat())
+                agent.line.say(messages.Beat())
         news, self._news = self._news, []
         for event in news:
             self._hooks.happens(event)
@@ -179,23 +166,23 @@ class HostProcesses:
         except RemoteProtocolError:
             return False
 
-    def _take_word(self, agent: RemoteAgent, word: ChannelMessage) -> None:
+    def _take_word(self, agent: RemoteAgent, word: messages.ChannelMessage) -> None:
         agent.take(word)
-        life = self._lives.get(word.life) if isinstance(word, OfLife) else None
+        life = self._lives.get(word.life) if isinstance(word, messages.OfLife) else None
         match word:
-            case AgentFailed():
+            case messages.AgentFailed():
                 self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
-            case ToldToEnd():
+            case messages.ToldToEnd():
                 self._hooks.happens(self._interruption(agent, word.why))
-            case StoppedLives():
+            case messages.StoppedLives():
                 agent.stopped = word.lives
-            case LifeStarted() if life:
+            case messages.LifeStarted() if life:
                 life.pid = word.pid
-            case LifeSaid() if life:
+            case messages.LifeSaid() if life:
                 self._hooks.take(life, _as_heard(agent.name, word))
-            case Printed() if life:
+            case messages.Printed() if life:
                 self._hooks.printed(life, [word.text])
-            case LifeEnded() if life:
+            case messages.LifeEnded() if life:
                 del self._lives[word.life]
                 self._hooks.happens(Ended(life.role, life.incarnation, word.how, word.killed, word.done))
 
@@ -245,11 +232,11 @@ class HostProcesses:
             self._opened = None
 
 
-def _as_heard(host: str, heard: LifeSaid) -> ChannelMessage:
+def _as_heard(host: str, heard: messages.LifeSaid) -> messages.ChannelMessage:
     """Return another host's message with its moment on this clock, and with the host's name in an error."""
     match heard.word:
-        case Noted() as noted:
+        case messages.Noted() as noted:
             return msgspec.structs.replace(noted, moment=time.monotonic() - heard.age)
-        case Failed() as failed:
+        case messages.Failed() as failed:
             return msgspec.structs.replace(failed, host=host)
     return heard.word

@@ -10,19 +10,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from distbelief.places import messages
 from distbelief.places.channel import OF_HOST, Bridge, Channel
-from distbelief.places.messages import (
-    AttendMeeting,
-    ChannelMessage,
-    Dismiss,
-    EndRoles,
-    Greeting,
-    HostsReached,
-    Looked,
-    TellLife,
-    ToldToEnd,
-    WaysMeasured,
-)
 from distbelief.transport.secure import TlsSocket
 
 REMEDIES = {
@@ -56,14 +45,14 @@ class RemoteAgent:
         self.name, self.line = name, Channel(Connection(ours.detach()), decode=OF_HOST)
         self._process = process
         self._bridge: Bridge | None = None
-        self.attend: AttendMeeting | None = None
+        self.attend: messages.AttendMeeting | None = None
         """Its introduction; None until it has come."""
         self.processors: list[int] = []
         """Processors that its roles may use; none for all that it may."""
-        self.greeting: Greeting | None = None
-        self.reached: HostsReached | None = None
-        self.looked: Looked | None = None
-        self.measured: WaysMeasured | None = None
+        self.greeting: messages.Greeting | None = None
+        self.reached: messages.HostsReached | None = None
+        self.looked: messages.Looked | None = None
+        self.measured: messages.WaysMeasured | None = None
         self.told_to_end = ""
         """Signal that has asked it to end; "" if none has."""
         self.clock_ahead = 0.0
@@ -81,7 +70,7 @@ class RemoteAgent:
         if process is not None and process.stderr is not None:
             os.set_blocking(process.stderr.fileno(), False)
 
-    def come(self, far: TlsSocket, attend: AttendMeeting) -> None:
+    def come(self, far: TlsSocket, attend: messages.AttendMeeting) -> None:
         """Let the agent, which has connected by its ticket, use its line; a thread of the server calls this.
 
         Raises:
@@ -105,21 +94,21 @@ class RemoteAgent:
         if not self.line.hear_all(self.take) or (self._process and self._process.poll() is not None):
             self.gone = self.why()
 
-    def take(self, word: ChannelMessage) -> None:
+    def take(self, word: messages.ChannelMessage) -> None:
         """Handle a message about the agent itself."""
         self.heard = time.monotonic()
-        if isinstance(word, AttendMeeting):
+        if isinstance(word, messages.AttendMeeting):
             self.attend = word
-        elif isinstance(word, Greeting):
+        elif isinstance(word, messages.Greeting):
             self.greeting = word
             self.clock_ahead = word.clock - time.time()
-        elif isinstance(word, Looked):
+        elif isinstance(word, messages.Looked):
             self.looked = word
-        elif isinstance(word, WaysMeasured):
+        elif isinstance(word, messages.WaysMeasured):
             self.measured = word
-        elif isinstance(word, ToldToEnd):
+        elif isinstance(word, messages.ToldToEnd):
             self.told_to_end = word.why
-        elif isinstance(word, HostsReached):
+        elif isinstance(word, messages.HostsReached):
             self.reached = word
 
     def read_printed(self) -> list[str]:
@@ -148,14 +137,14 @@ class RemoteAgent:
     def hang_up(self) -> None:
         """End its processes and the agent itself. An agent that stays ends only when it is dismissed."""
         if self._process is None:
-            self.line.say(EndRoles())
+            self.line.say(messages.EndRoles())
         else:
             self.line.close()
 
     def dismiss(self, status: int) -> None:
         """Let the agent end with a status: the job is over, or the host leaves a job that goes on."""
         self.gone = self.gone or "it has left"
-        self.line.say(Dismiss(status))
+        self.line.say(messages.Dismiss(status))
         self.line.close()
 
     def reap(self, until: float) -> None:
@@ -186,5 +175,5 @@ class RemoteLife:
         self.pid = 0
         """Process id on its host; 0 until it is known."""
 
-    def say(self, word: ChannelMessage) -> None:
-        self.agent.line.say(TellLife(self.number, word))  # type: ignore[arg-type]  # any message of a supervisor
+    def say(self, word: messages.ChannelMessage) -> None:
+        self.agent.line.say(messages.TellLife(self.number, word))  # type: ignore[arg-type]  # any message of a supervisor

@@ -29,20 +29,9 @@ from distbelief.core.records import Parted, Record
 from distbelief.core.settings import Plan, Settings, read_strategy
 from distbelief.errors import DataError, DistbeliefError, LayoutError, TrainingError, UsageError, limit
 from distbelief.fabric.base import MEET_SECONDS
+from distbelief.places import messages
 from distbelief.places.channel import Channel
 from distbelief.places.compute_model import Padding
-from distbelief.places.messages import (
-    Ask,
-    ChannelMessage,
-    Died,
-    Explain,
-    Failed,
-    Interrupt,
-    Listening,
-    Noted,
-    Over,
-    Standing,
-)
 from distbelief.places.processes.options import host_and_port, listen_at
 from distbelief.places.processes.output import print_into
 from distbelief.places.processes.script import file_of, name_of
@@ -91,17 +80,21 @@ def main(role: str, incarnation: int, spec: bytes, connection: Connection) -> No
             process.play()
         finally:
             process.tell_bytes()
-        channel.say(Over())
+        channel.say(messages.Over())
     except DistbeliefError as error:
         whose = f"{role}: " if isinstance(error, TrainingError) and role not in str(error) else ""
         cause = error.__cause__ if isinstance(error, TrainingError) else None
-        channel.say(Failed(type(error).__name__, f"{whose}{error}", _traced(cause) if cause else ""))
+        channel.say(messages.Failed(type(error).__name__, f"{whose}{error}", _traced(cause) if cause else ""))
         sys.exit(1)
     except SystemExit:
         raise
     except BaseException as error:
         told, remedy = f"{role} failed: {type(error).__name__}: {error}", limit(error)
-        channel.say(Failed(UsageError.__name__, f"{told}; {remedy}") if remedy else Failed("", told, _traced(error)))
+        channel.say(
+            messages.Failed(UsageError.__name__, f"{told}; {remedy}")
+            if remedy
+            else messages.Failed("", told, _traced(error))
+        )
         sys.exit(1)
 
 
@@ -159,7 +152,7 @@ class _Ends:
         if self._held.get(lost.sender) is lost:
             self._deliver(self._held.pop(lost.sender))
 
-    def explain(self, died: Died) -> None:
+    def explain(self, died: messages.Died) -> None:
         """Drop the end of a link that is held back: the coordinator is about to get this report instead."""
         held = self._held.get(died.role)
         if held is not None and not died.left and held.event.incarnation <= died.incarnation:  # type: ignore[union-attr]  # it is a `Lost`
@@ -251,17 +244,17 @@ class RoleProcess:
         """Wait until the supervisor sends the address of the coordinator."""
         while True:
             word = self.channel.hear()
-            if isinstance(word, Listening):
+            if isinstance(word, messages.Listening):
                 self.driver.coordinator = word.address
                 return
-            if word is None or isinstance(word, Interrupt):
+            if word is None or isinstance(word, messages.Interrupt):
                 raise SystemExit(0)
 
     def _tell(self, record: Record) -> None:
         self._note(time.monotonic(), self.role, record)
 
     def _note(self, moment: float, role: str, record: Record) -> None:
-        self.channel.say(Noted(moment, role, record))  # type: ignore[arg-type]  # any Record; `Noted` lists all kinds
+        self.channel.say(messages.Noted(moment, role, record))  # type: ignore[arg-type]  # any Record; `Noted` lists all kinds
 
     def tell_bytes(self) -> None:
         """Report the bytes that its endpoints have counted since the last report."""
@@ -291,30 +284,30 @@ class RoleProcess:
             self._ends = _Ends(self.endpoint, self.clock, watched)
             if self.incarnation and host is not None:
                 self.driver.replay(self.role, spec.known)
-            self.channel.say(Listening(self._listen()))
+            self.channel.say(messages.Listening(self._listen()))
             self.driver.run()
 
     def _hear(self) -> None:
         if not self.channel.hear_all(self._take_word):
             os._exit(1)
 
-    def _take_word(self, word: ChannelMessage) -> None:
-        if isinstance(word, Interrupt):
+    def _take_word(self, word: messages.ChannelMessage) -> None:
+        if isinstance(word, messages.Interrupt):
             asked = membership.Finish if roles.is_replica(self.role) else membership.Stop
             self.driver.tell(self.role, roles.SUPERVISOR, asked(word.reason))
-        elif isinstance(word, Died) and word.role == roles.COORDINATOR:
+        elif isinstance(word, messages.Died) and word.role == roles.COORDINATOR:
             self.driver.end_wait(self.role)
-        elif isinstance(word, Died):
+        elif isinstance(word, messages.Died):
             if self._ends is not None:
                 self._ends.explain(word)
             self.driver.tell(self.role, word.role, word.event)
-        elif isinstance(word, Explain) and self.player is not None:
+        elif isinstance(word, messages.Explain) and self.player is not None:
             self._note(time.monotonic(), roles.SUPERVISOR, records.Note(self.player.waits()))
-        elif isinstance(word, Ask):
+        elif isinstance(word, messages.Ask):
             self.tell_bytes()
             self.channel.say(self._standing())
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> messages.Standing:
         since = self.driver.waiting_since(self.role)
         machine = not (roles.is_replica(self.role) or self.role == roles.EVALUATOR)
         waits = self.player.waits() if self.player is not None and (machine or since is not None) else ""
@@ -325,7 +318,7 @@ class RoleProcess:
             waits = f"{waits}; {gone}".removeprefix("; ")
         facts = self.player.standing() if self.player is not None else {}
         waited = None if since is None else time.monotonic() - since
-        return Standing(
+        return messages.Standing(
             self.role, "serving" if machine else "busy" if since is None else "waiting", waits, waited, facts
         )
 
@@ -381,11 +374,11 @@ class RoleProcess:
         poll = select.poll()
         poll.register(self.channel.connection.fileno(), select.POLLIN)
 
-        def take_word(word: ChannelMessage) -> None:
-            if isinstance(word, Interrupt):
+        def take_word(word: messages.ChannelMessage) -> None:
+            if isinstance(word, messages.Interrupt):
                 told.append(word.reason)
-            elif isinstance(word, Ask):
-                self.channel.say(Standing(self.role, "busy", "", None, {}))
+            elif isinstance(word, messages.Ask):
+                self.channel.say(messages.Standing(self.role, "busy", "", None, {}))
 
         def stopped() -> str | None:
             if poll.poll(0) and not self.channel.hear_all(take_word):
@@ -405,7 +398,7 @@ class RoleProcess:
                 timed=lambda steps: steps._replace(compute=lambda batch: slowed(steps.compute(batch))),
             )
         )
-        self.channel.say(Listening(""))
+        self.channel.say(messages.Listening(""))
         loop.run()
 
     # roles that are generators
@@ -666,5 +659,5 @@ class RoleProcess:
     def _fail(self, kind: str, told: str, trace: str = "") -> NoReturn:
         """Report the error of the user's script, and end this process."""
         done = loop.current is not None and loop.current.over
-        self.channel.say(Failed(kind, f"{self.role}: {told}", trace, done))
+        self.channel.say(messages.Failed(kind, f"{self.role}: {told}", trace, done))
         sys.exit(1)
