@@ -155,7 +155,6 @@ class PassedSlice:
         self.own = (2 * place, 2 * place + 1)
         """Numbers of the buffers of this place."""
         self._slices: dict[int, TorchSlice] = {}
-        """Slice of each buffer."""
         self._notes = [layout.note(memory, shard, half) for half in (0, 1)]
         self._changed = -1
         """Buffer of the present change; -1 for none."""
@@ -290,7 +289,6 @@ class PassedSlice:
 
     @property
     def _idle(self) -> int:
-        """Buffer of the next change."""
         # the first change is made in the first replica's buffer: the shard's buffers take no memory until it makes an
         # update
         if self.newest < 0:

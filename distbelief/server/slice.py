@@ -105,8 +105,12 @@ class _TrainedPiece:
     # A buffer has no parameter. In full precision the parameter is a view of the slice, so that a step changes the
     # slice itself. In low precision it is a float32 master, rounded into the slice after each step: otherwise updates
     # smaller than the last digit of a bfloat16 would be lost.
-    def __init__(self, number: int, section: Section, tensor: torch.Tensor, offset: int) -> None:
-        self.number, self.section, self.tensor, self.offset = number, section, tensor, offset
+    def __init__(self, layout: Layout, section: Section, moving: torch.Tensor, offset: int) -> None:
+        self.number = next(
+            i for i, whole in enumerate(layout.sections) if whole.start <= section.start and section.stop <= whole.stop
+        )
+        self.section, self.offset, self._dtype = section, offset, getattr(torch, section.dtype)
+        self.tensor = tensor = self.typed(moving)
         self.master = tensor.dtype in MASTERED
         self.parameter = (
             (tensor.float() if self.master else tensor.view_as(tensor)) if section.kind == "parameter" else None
@@ -125,8 +129,8 @@ class _TrainedPiece:
         return self.gradient
 
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
-        """Return a view of this piece's part of a push."""
-        return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self.tensor.dtype)
+        """Return a view of this piece's part of a push, or of the moving range."""
+        return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self._dtype)
 
 
 def _average(mean: torch.Tensor, value: torch.Tensor, count: int) -> None:
@@ -173,14 +177,8 @@ class TorchSlice:
         self._moving = torch.zeros(part.size, dtype=torch.uint8) if moving is None else moving
         self._frozen = torch.zeros(frozen_size, dtype=torch.uint8) if frozen is None else frozen
         self._pieces = [
-            _TrainedPiece(
-                number,
-                piece,
-                self._moving[piece.start - part.start : piece.stop - part.start].view(dtype),
-                piece.start - part.start,
-            )
-            for piece in plan.layout.sections_in(part)
-            for number, dtype in [(_number(plan.layout, piece), getattr(torch, piece.dtype))]
+            _TrainedPiece(plan.layout, section, self._moving, section.start - part.start)
+            for section in plan.layout.sections_in(part)
         ]
         self._trained = [piece for piece in self._pieces if piece.parameter is not None]
         self._carried = [piece for piece in self._pieces if piece.parameter is None]
@@ -510,10 +508,6 @@ def state_of(section: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, torc
 def _data(piece: _TrainedPiece) -> torch.Tensor:
     assert piece.parameter is not None
     return piece.parameter
-
-
-def _number(layout: Layout, piece: Section) -> int:
-    return next(i for i, s in enumerate(layout.sections) if s.start <= piece.start and piece.stop <= s.stop)
 
 
 class SlicesOfModels(TorchSlice):
