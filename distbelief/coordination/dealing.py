@@ -152,18 +152,14 @@ class Dealing(DataDealer):
         self._absent = {role for role in roles.leads(settings.mesh) if role not in over}
         """Replicas that have yet to join."""
         self.dealer: Dealer | Allotments
+        epochs = settings.epochs
         if plan.allotted:
             in_order = settings.order == SEQUENTIAL
-            self.dealer = Allotments(
-                settings.epochs, self._absent, in_order, position.places, shrinks=not policy.rounds
-            )
+            self.dealer = Allotments(epochs, self._absent, in_order, position.places, shrinks=not policy.rounds)
+        elif policy.rounds:
+            self.dealer = RoundDealer(plan.batches, epochs, position)
         else:
-            epochs = settings.epochs
-            self.dealer = (
-                RoundDealer(plan.batches, epochs, position)
-                if policy.rounds
-                else Dealer(plan.batches, epochs, settings.replicas, position)
-            )
+            self.dealer = Dealer(plan.batches, epochs, settings.replicas, position)
         for role in sorted(brought.keys() - over):
             self.joins(role, brought[role])
         self.epochs = self.dealer.completed

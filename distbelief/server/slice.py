@@ -94,6 +94,16 @@ def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
     to.copy_(source)
 
 
+def copy_scaled(to: torch.Tensor, source: torch.Tensor, weight: float) -> None:
+    """Copy values times a weight, in one pass where both are of one dtype and device."""
+    if weight == 1.0:
+        to.copy_(source)
+    elif (to.dtype, to.device) == (source.dtype, source.device):
+        torch.mul(source, weight, out=to)
+    else:
+        to.copy_(source).mul_(weight)
+
+
 def as_bytes(array: torch.Tensor) -> torch.Tensor:
     """Return a view of a contiguous array as 1-D bytes."""
     return array.reshape(-1).view(torch.uint8)
@@ -321,15 +331,10 @@ class TorchSlice:
         first, self._average = not self._gathered, average
         self._gathered += 1
         for piece, gradient in zip(self._trained, gradients, strict=True):
-            work = piece.working()
-            if not first:
-                work.add_(gradient, alpha=weight)
-            elif weight == 1.0:
-                work.copy_(gradient)
+            if first:
+                copy_scaled(piece.working(), gradient, weight)
             else:
-                torch.mul(gradient, weight, out=work) if work.dtype == gradient.dtype else work.copy_(gradient).mul_(
-                    weight
-                )
+                piece.working().add_(gradient, alpha=weight)
         for piece, value in zip(self._carried, values, strict=True):
             if not (average and piece.summed):
                 piece.tensor.copy_(value)
@@ -401,9 +406,7 @@ class TorchSlice:
             assert self._optimizer is not None
             for key, value in self._optimizer.state.get(_data(piece), {}).items():
                 if value is not None:
-                    arrays[f"state.{piece.number}.{key}"] = (
-                        value if isinstance(value, torch.Tensor) else torch.tensor(value)
-                    )
+                    arrays[f"state.{piece.number}.{key}"] = torch.as_tensor(value)
         return arrays
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
