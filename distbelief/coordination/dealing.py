@@ -152,23 +152,18 @@ class Dealing(DataDealer):
         self._absent = {role for role in roles.leads(settings.mesh) if role not in over}
         """Replicas that have yet to join."""
         self.dealer: Dealer | Allotments
+        epochs = settings.epochs
         if plan.allotted:
             in_order = settings.order == SEQUENTIAL
-            self.dealer = Allotments(
-                settings.epochs, self._absent, in_order, position.places, shrinks=not policy.rounds
-            )
+            self.dealer = Allotments(epochs, self._absent, in_order, position.places, shrinks=not policy.rounds)
+        elif policy.rounds:
+            self.dealer = RoundDealer(plan.batches, epochs, position)
         else:
-            epochs = settings.epochs
-            self.dealer = (
-                RoundDealer(plan.batches, epochs, position)
-                if policy.rounds
-                else Dealer(plan.batches, epochs, settings.replicas, position)
-            )
+            self.dealer = Dealer(plan.batches, epochs, settings.replicas, position)
         for role in sorted(brought.keys() - over):
             self.joins(role, brought[role])
         self.epochs = self.dealer.completed
         self.pushes = self.minibatches = 0
-        """Numbers since the last checkpoint was begun."""
         self._wanting: dict[str, bool] = {}
         self._recalled: set[str] = set()
         self._starts: dict[int, tuple[str, int]] = {}
@@ -225,7 +220,6 @@ class Dealing(DataDealer):
             self.dealer.add(role, self._numbers(roles.index_of(role), samples))
 
     def _numbers(self, index: int, samples: int) -> range:
-        """Return the numbers of a replica's allotment."""
         if self._batches:  # all have the same data
             return cut_numbers(index, self.settings.replicas, self._batches)
         size = self.settings.batch_size
@@ -279,7 +273,6 @@ class Dealing(DataDealer):
         return [Send(role, dealing.Recall()) for role in busy]
 
     def _allowed(self, role: str, members: Collection[str], before: float) -> int:
-        """Return how many minibatches a replica may be dealt now."""
         # warm start (Dean et al. 2012, section 4.1): one replica trains alone at first, since many at once may diverge
         # from random parameters
         if self._warmed >= self._warming:
@@ -308,7 +301,6 @@ class Dealing(DataDealer):
                 rounds.add(role, furthest)
 
     def _in_rounds(self, rounds: RoundsDealt, role: str, members: Collection[str], before: float) -> int:
-        """Return how many minibatches a replica may be dealt in rounds."""
         # if rounds do not wait for slow replicas, each is dealt one minibatch at a time: a slow one would hold up more
         undealt = self.dealer.undealt(role)
         most = min(undealt, 1 if self._leaves_behind else PORTION_LIMIT)

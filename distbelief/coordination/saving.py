@@ -184,11 +184,8 @@ class Saving:
         effects: list[Effect] = []
         if busy:
             who = f"{roles.named(busy)}, busy for {HOLD_SECONDS:g} s"
-            effects.append(
-                WriteRecord(
-                    records.Note(f"checkpoint {self.number} is made without waiting for {who}: it is not exact")
-                )
-            )
+            note = f"checkpoint {self.number} is made without waiting for {who}: it is not exact"
+            effects.append(WriteRecord(records.Note(note)))
         # nothing reaches the shards until their parts are written, so the present position is that of the parts
         position = msgspec.structs.replace(data.position(), unmeasured=unmeasured)
         self._cut, self.writing = (position, data.samples), set(shards)

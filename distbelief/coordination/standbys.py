@@ -115,11 +115,8 @@ class Standbys:
         if not self._registry.end(role, incarnation, died=True):
             return []
         if role in self._registry.over:
-            return [
-                WriteRecord(
-                    Note(f"{roles.shard_of(role)} has no standby any longer: {role} has had its last life (--restarts)")
-                )
-            ]
+            note = f"{roles.shard_of(role)} has no standby any longer: {role} has had its last life (--restarts)"
+            return [WriteRecord(Note(note))]
         return [WriteRecord(Vacant(role, self._registry.last_gone(role) + 1))]
 
     def _move(self, role: str, standing: StandbyStanding) -> None:

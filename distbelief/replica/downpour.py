@@ -382,7 +382,6 @@ class DownpourTraining:
             yield from self.wait()
 
     def _message(self, role: str, part: Range, clock: int, steps: int, samples: int) -> pushing.Push:
-        """Make the message of a push to a shard."""
         rate, options = self._changes
         return pushing.Push(
             self._slot,

@@ -235,7 +235,6 @@ class ServedReplica(ABC):
         self.welcome: membership.Welcome | None = None
         """Newest welcome that is not acted on yet."""
         self.generation = 0
-        """Present generation of the job."""
         self.ending = self.wanted_away = self.left = False
         """Flags: the job ends; this replica is to leave; this replica has left."""
         self._excused = self._finishing = False

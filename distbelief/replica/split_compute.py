@@ -172,7 +172,6 @@ class CrossingKey(NamedTuple):
     """Key of a tensor that crosses between two partitions."""
 
     generation: int
-    """Generation of the job."""
     step: int
     """Step of the replica in that generation."""
     transfer: int

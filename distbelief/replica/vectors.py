@@ -17,7 +17,6 @@ class Vectors(Protocol):
     """Parameter vectors of the model, two where fetches are in flight during steps, and slots of accrued gradients."""
 
     layout: Layout
-    """Layout of the model."""
 
     def initial(self, slot: int) -> None:
         """Write the model's values, frozen ones too, into a gradient slot, to initialise the shards."""

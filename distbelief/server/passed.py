@@ -127,11 +127,12 @@ def _is_missed(name: str) -> bool:
     return name.endswith(f".{MISSED}")
 
 
-# A change begins with a copy of the newest parameters and state, in a buffer of this place and the other half (`_copy`,
-# or `_begin` for the first). A `TorchSlice` over that memory makes the change, and arrays that the optimizer has newly
-# made are moved into the memory (`_settle`). Further changes of the same turn use the same buffer. `publish` writes a
-# note of the shard's state, and then the one word that points to all three: before that store nothing has happened, and
-# after it everything has. A process that dies earlier leaves garbage only where the next change is copied over it.
+# A change begins with a copy of the newest parameters and state, in a buffer of this place and the other half
+# (`_copy`), or with a fresh state for the first (`_keep`). A `TorchSlice` over that memory makes the change, and arrays
+# that the optimizer has newly made are moved into the memory (`_settle`). Further changes of the same turn use the same
+# buffer. `publish` writes a note of the shard's state, and then the one word that points to all three: before that
+# store nothing has happened, and after it everything has. A process that dies earlier leaves garbage only where the
+# next change is copied over it.
 #
 # An update in place would be unsafe: the kernel releases a dead process's lock, but the progress of its step is
 # unknown.
@@ -155,7 +156,6 @@ class PassedSlice:
         self.own = (2 * place, 2 * place + 1)
         """Numbers of the buffers of this place."""
         self._slices: dict[int, TorchSlice] = {}
-        """Slice of each buffer."""
         self._notes = [layout.note(memory, shard, half) for half in (0, 1)]
         self._changed = -1
         """Buffer of the present change; -1 for none."""
@@ -285,12 +285,11 @@ class PassedSlice:
         if newest >= 0:
             self._copy(newest, half)
         else:
-            self._begin()
+            self._keep(TorchSlice(self._layout.plan, self._shard))  # some optimizers have a state already
         return self._current()
 
     @property
     def _idle(self) -> int:
-        """Buffer of the next change."""
         # the first change is made in the first replica's buffer: the shard's buffers take no memory until it makes an
         # update
         if self.newest < 0:
@@ -311,15 +310,10 @@ class PassedSlice:
             for word in (STEPPED, UNEVEN):
                 self._words[word + self._kept_half] = self._words[word + half]
 
-    def _begin(self) -> None:
-        """Begin the first change, with the state that some optimizers have before their first step."""
-        fresh = TorchSlice(self._layout.plan, self._shard)
-        self._is_stepped = any(name.startswith("state.") for name in fresh.arrays())
-        self._keep(fresh)
-
     def _keep(self, held: TorchSlice) -> None:
-        """Copy a slice's arrays beside its ranges into the memory, where they are not there already."""
+        """Copy a slice's arrays beside its ranges into the memory, unless they are there, and note a state."""
         arrays = held.arrays()
+        self._is_stepped = any(name.startswith("state.") for name in arrays)
         for name, room in self._arrays().items():
             if name in arrays and arrays[name].data_ptr() != room.data_ptr():
                 room.copy_(arrays[name])
@@ -334,7 +328,6 @@ class PassedSlice:
         if self._kept and not (self._is_stepped and self._uneven == held.uneven):
             self._words[UNEVEN + self._kept_half] = held.uneven
             self._keep(held)
-            self._is_stepped = any(name.startswith("state.") for name in held.arrays())
             held.adopt(self._arrays(), self._is_stepped)
 
     def holds(self, start: int, stop: int) -> bool:

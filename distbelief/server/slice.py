@@ -94,6 +94,16 @@ def copy_bytes(to: torch.Tensor, source: torch.Tensor) -> None:
     to.copy_(source)
 
 
+def copy_scaled(to: torch.Tensor, source: torch.Tensor, weight: float) -> None:
+    """Copy values times a weight, in one pass where both are of one dtype and device."""
+    if weight == 1.0:
+        to.copy_(source)
+    elif (to.dtype, to.device) == (source.dtype, source.device):
+        torch.mul(source, weight, out=to)
+    else:
+        to.copy_(source).mul_(weight)
+
+
 def as_bytes(array: torch.Tensor) -> torch.Tensor:
     """Return a view of a contiguous array as 1-D bytes."""
     return array.reshape(-1).view(torch.uint8)
@@ -105,8 +115,12 @@ class _TrainedPiece:
     # A buffer has no parameter. In full precision the parameter is a view of the slice, so that a step changes the
     # slice itself. In low precision it is a float32 master, rounded into the slice after each step: otherwise updates
     # smaller than the last digit of a bfloat16 would be lost.
-    def __init__(self, number: int, section: Section, tensor: torch.Tensor, offset: int) -> None:
-        self.number, self.section, self.tensor, self.offset = number, section, tensor, offset
+    def __init__(self, layout: Layout, section: Section, moving: torch.Tensor, offset: int) -> None:
+        self.number = next(
+            i for i, whole in enumerate(layout.sections) if whole.start <= section.start and section.stop <= whole.stop
+        )
+        self.section, self.offset, self._dtype = section, offset, getattr(torch, section.dtype)
+        self.tensor = tensor = self.typed(moving)
         self.master = tensor.dtype in MASTERED
         self.parameter = (
             (tensor.float() if self.master else tensor.view_as(tensor)) if section.kind == "parameter" else None
@@ -125,8 +139,8 @@ class _TrainedPiece:
         return self.gradient
 
     def typed(self, payload: torch.Tensor) -> torch.Tensor:
-        """Return a view of this piece's part of a push."""
-        return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self.tensor.dtype)
+        """Return a view of this piece's part of a push, or of the moving range."""
+        return payload[self.offset : self.offset + self.section.stop - self.section.start].view(self._dtype)
 
 
 def _average(mean: torch.Tensor, value: torch.Tensor, count: int) -> None:
@@ -173,14 +187,8 @@ class TorchSlice:
         self._moving = torch.zeros(part.size, dtype=torch.uint8) if moving is None else moving
         self._frozen = torch.zeros(frozen_size, dtype=torch.uint8) if frozen is None else frozen
         self._pieces = [
-            _TrainedPiece(
-                number,
-                piece,
-                self._moving[piece.start - part.start : piece.stop - part.start].view(dtype),
-                piece.start - part.start,
-            )
-            for piece in plan.layout.sections_in(part)
-            for number, dtype in [(_number(plan.layout, piece), getattr(torch, piece.dtype))]
+            _TrainedPiece(plan.layout, section, self._moving, section.start - part.start)
+            for section in plan.layout.sections_in(part)
         ]
         self._trained = [piece for piece in self._pieces if piece.parameter is not None]
         self._carried = [piece for piece in self._pieces if piece.parameter is None]
@@ -323,15 +331,10 @@ class TorchSlice:
         first, self._average = not self._gathered, average
         self._gathered += 1
         for piece, gradient in zip(self._trained, gradients, strict=True):
-            work = piece.working()
-            if not first:
-                work.add_(gradient, alpha=weight)
-            elif weight == 1.0:
-                work.copy_(gradient)
+            if first:
+                copy_scaled(piece.working(), gradient, weight)
             else:
-                torch.mul(gradient, weight, out=work) if work.dtype == gradient.dtype else work.copy_(gradient).mul_(
-                    weight
-                )
+                piece.working().add_(gradient, alpha=weight)
         for piece, value in zip(self._carried, values, strict=True):
             if not (average and piece.summed):
                 piece.tensor.copy_(value)
@@ -403,9 +406,7 @@ class TorchSlice:
             assert self._optimizer is not None
             for key, value in self._optimizer.state.get(_data(piece), {}).items():
                 if value is not None:
-                    arrays[f"state.{piece.number}.{key}"] = (
-                        value if isinstance(value, torch.Tensor) else torch.tensor(value)
-                    )
+                    arrays[f"state.{piece.number}.{key}"] = torch.as_tensor(value)
         return arrays
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
@@ -510,10 +511,6 @@ def state_of(section: int, arrays: Mapping[str, torch.Tensor]) -> dict[str, torc
 def _data(piece: _TrainedPiece) -> torch.Tensor:
     assert piece.parameter is not None
     return piece.parameter
-
-
-def _number(layout: Layout, piece: Section) -> int:
-    return next(i for i, s in enumerate(layout.sections) if s.start <= piece.start and piece.stop <= s.stop)
 
 
 class SlicesOfModels(TorchSlice):

@@ -44,7 +44,6 @@ class Cast:
     graph: Callable[[Task, nn.Module], SplitGraph]
     """Splits the model of a task."""
     measured: bool
-    """True if the model is measured."""
     phantom: bool = False
     """True if replicas compute nothing and shards hold nothing."""
 

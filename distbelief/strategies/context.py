@@ -62,9 +62,7 @@ class ProcessStage(Stage):
     """Surroundings of a role in its own process."""
 
     transport: str
-    """Carrier of its links."""
     encrypted: bool
-    """True if links are encrypted."""
     advertise: str
     """Host name at which other hosts reach this one."""
     descriptor: Callable[[], int]
@@ -116,7 +114,6 @@ class Context:
     stage: Stage = Stage()
     """Surroundings: a `ProcessStage`, or a `VirtualStage` in simulation."""
     measured: bool = False
-    """True if the model is measured."""
     part: Part | None = None
     """Part of a split replica's computation; `vectors` are then of this part of the model."""
     whole: Callable[[], nn.Module] = cannot("make the whole model")
@@ -193,7 +190,6 @@ class LoopContext:
     run: str = ""
     """Folder of the run; "" keeps nothing."""
     start: StartingPoint = ANEW
-    """Point from which the job goes on."""
     now: Callable[[], float] | None = None
     """Clock of the checkpoints; None for the wall clock."""
     timed: Callable[[LoopSteps], LoopSteps] = field(default=lambda steps: steps)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
 
@@ -151,7 +151,6 @@ class AllreduceReplica:
         self._group = -1
         self._members: list[str] = []
         self._rank = 0
-        """Its rank in the group."""
         self._buckets: list[Bucket] = []
         self._messages: Messages | None = None
         """Carrier of the group's gradients, where no worker adds them up."""
@@ -177,7 +176,6 @@ class AllreduceReplica:
         self._reported = (0, 0, 0)
         """Its steps, the samples of all replicas, and the rounds, as last reported."""
         self._answers = self._table()
-        """Handler of each kind of event."""
 
     def story(self) -> Story:
         yield from self._siblings.meet(self.whole.layout)
@@ -226,7 +224,6 @@ class AllreduceReplica:
         yield Send(self._siblings.superior, membership.Leave(self._leaves_early, self.stops))
 
     def _wait_for_followers(self) -> Steps[None]:
-        """Wait until the partitions that this one leads have done their request."""
         while self._siblings.busy:
             yield from self._wait()
 
@@ -259,7 +256,6 @@ class AllreduceReplica:
 
     @property
     def _others(self) -> list[str]:
-        """The other members of the group."""
         return [role for role in self._members if role != self.role]
 
     # the group
@@ -316,14 +312,12 @@ class AllreduceReplica:
         self.rounds = assembly.rounds
 
     def _attach(self, plan: Plan) -> Steps[None]:
-        """Bind the vectors of a plan."""
         self._plan = plan
         self._cuts = bool(cut_layers(plan))
         yield Attach(plan, 0, 0)
 
     @property
     def _settings(self) -> Settings:
-        """The job's settings, once it has begun."""
         assert self._plan is not None
         return self._plan.settings
 
@@ -332,7 +326,6 @@ class AllreduceReplica:
         return reduction(self._settings)
 
     def _schedule(self, bucket: Bucket) -> Schedule:
-        """Return the schedule that reduces a bucket in the group."""
         ranks, reducing, choose = len(self._members), self._reducing, self._surroundings.choose
         chosen = choose(bucket, ranks) if choose and reducing.algorithm == "auto" else reducing.algorithm
         return schedule_of(bucket, chosen, ranks, reducing.per_host)
@@ -388,7 +381,6 @@ class AllreduceReplica:
         self._awaits = ""
 
     def _receive_state(self) -> Steps[None]:
-        """Wait for the source's state, and take it."""
         while self._missing or self._given < self._group:
             yield from self._wait()
         self._updates, self.samples = (self._arrays.pop(name).start for name in ("updates", "samples"))
@@ -507,7 +499,6 @@ class AllreduceReplica:
         self._losses += 1
 
     def _report(self) -> Send:
-        """Return the report of steps, samples and rounds since the last one."""
         now, loss, losses = (self.step, self.samples, self.rounds), self._loss, self._losses
         steps, samples, rounds = (after - before for after, before in zip(now, self._reported, strict=True))
         self._reported = now
@@ -596,8 +587,7 @@ class AllreduceReplica:
 
     def _table(self) -> dict[type, Callable[..., Iterable[Effect] | None]]:
         return {
-            **dict.fromkeys((dealing.Deal, evaluating.Evaluate, checkpointing.Snapshot), self._queue),
-            **dict.fromkeys((checkpointing.SaveScript, checkpointing.Describe), self._queue),
+            **dict.fromkeys(get_args(Request), self._queue),
             grouping.Halt: self._break_off,
             grouping.Assemble: self._take_group,
             membership.Finish: self._finish,

@@ -12,7 +12,7 @@ from distbelief.core.conversations.agreement import Squares
 from distbelief.core.settings import Plan
 from distbelief.fabric.base import Carrier
 from distbelief.fabric.buckets import Bucket, buckets, of_buffers
-from distbelief.server.slice import TorchSlice, as_bytes
+from distbelief.server.slice import TorchSlice, as_bytes, copy_scaled
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Layout, Range
 from distbelief.strategies.grouped.settings import reduction
@@ -299,12 +299,8 @@ class Gradients:
                 view.add_(gradient.to(view.device), alpha=self._weight)
         elif gradient is None:
             view.zero_()
-        elif self._weight == 1.0:
-            view.copy_(gradient)
-        elif (gradient.dtype, gradient.device) == (view.dtype, view.device):
-            torch.mul(gradient, self._weight, out=view)
         else:
-            view.copy_(gradient).mul_(self._weight)
+            copy_scaled(view, gradient, self._weight)
         bucket = self._bucket[number]
         if bucket >= 0:
             self._left[bucket] -= 1

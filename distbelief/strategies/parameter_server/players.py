@@ -139,7 +139,6 @@ class InPlace:
         return [*self._dense, *touched]
 
     def _touched(self, entry: Entry, gradient: torch.Tensor) -> int:
-        """Return the number of bytes in the rows of a gradient."""
         if not gradient.is_sparse:
             raise TrainingError(
                 f"the gradient of {entry.tensor.name!r} is dense, but its module has sparse=True: use it only as an "

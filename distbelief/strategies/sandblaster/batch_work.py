@@ -160,6 +160,5 @@ class BatchWork:
 
 
 def _dealt(job: Coordinator) -> Evaluating:
-    """Return the job's evaluations."""
     assert isinstance(job.data, Evaluating)
     return job.data

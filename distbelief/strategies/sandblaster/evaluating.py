@@ -180,14 +180,9 @@ class BatchWindows:
                 "it needs at least one more"
             )
 
-    @property
-    def whole(self) -> bool:
-        """True if every batch is the whole training set."""
-        return not self._size
-
     def work_units(self, batch: int) -> list[WorkUnit]:
         """Return the work units of a batch, in order; the same at each call."""
-        if self.whole:
+        if not self._size:  # every batch is the whole training set
             return self._cut(0, self.portions, 0)
         first = batch * (self._size - self._shared)
         edges = (first, first + self._shared, first + self._size - self._shared, first + self._size)

@@ -209,7 +209,6 @@ class WorkUnitTraining:
             self._replica.take(arrival)
 
     def _take_of_coordinator(self, event: operations.Assign | operations.Withdraw) -> None:
-        """Add or drop a work unit, as the coordinator says."""
         if isinstance(event, operations.Assign):
             if event.evaluation > self._newest:
                 self._assigned.clear()
@@ -222,7 +221,6 @@ class WorkUnitTraining:
             self._computing = None
 
     def _take_of_lead(self, event: operations.Assign | operations.Withdraw | dealing.Deal) -> None:
-        """Queue an order of the lead."""
         if isinstance(event, operations.Assign):
             self._assigned.append(event)
         else:

@@ -124,7 +124,6 @@ class SingleLoop:
         return (Cause.TARGET_REACHED, reached) if reached else None
 
     def _step_parameters(self) -> None:
-        """Step with the gradient of a minibatch."""
         for parameter in self._dense:
             check_dense(parameter.grad)
         factor = self._plan.factor(self._samples)
