@@ -89,7 +89,6 @@ class Accounting:
         attach(self.network, self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Handle a message that a living role has sent."""
         note = NOTES.get(type(message))
         if note is not None and not (roles.is_replica(sender) and roles.is_replica(to)):
             note(self, sender, to, message)

@@ -78,7 +78,6 @@ class Observed:
         self.watch(self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Count a message."""
         self._left -= 1
         assert self._left, f"the job does not end: {sender} sends {message} to {to}, one too many"
 
