@@ -73,4 +73,3 @@ QUICK: Mapping[str, Mapping[str, object]] = {
     "simulator": {"replicas": 50, "repeats": 1},
     "sandblaster": {"task": "benchmarks.parts.workloads:mlp_quick", "portion_size": 64, "repeats": 1, "iterations": 3},
 }
-"""Defaults with `--quick`."""

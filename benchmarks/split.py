@@ -72,8 +72,6 @@ AS_PIPELINES: Mapping[str, float] = {"mlp": 1.3, "wide": 0.97, "alexnet": 0.97}
 """Target speed of our pipeline relative to torch's stages."""
 AS_TENSORS: Mapping[str, float] = {"mlp": 2.5, "wide": 1.0}
 """Target speed of our neurons relative to torch's tensors by columns and rows."""
-
-
 HELD: Mapping[partitions.How, float] = {
     partitions.How("groups", 2): 0.52,
     partitions.How("conv*=groups,fc*=neurons", 4): 0.28,

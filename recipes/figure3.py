@@ -81,7 +81,6 @@ class Speech(nn.Module):
         self.softmax = Scored(torch.exp)
 
     def forward(self, sample: Sample) -> Tensor:
-        """Return the parts of each sample's loss."""
         return self.softmax(self.layers(sample[0]), sample[1])
 
 
@@ -122,7 +121,6 @@ class Pooled(nn.Module):
         self.own, self.whole, self.cut = gives.within(self.takes), self.takes.within(self.takes), Cut()
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Return the means, or the differences from them."""
         mean = self.mean(nn.functional.pad(maps, self.pad))
         return self.cut(maps, self.own, self.whole) - mean if self.differs else mean
 
@@ -174,7 +172,6 @@ class Joined(nn.Module):
     """Join of parts of several tiles, computed where they are needed."""
 
     def forward(self, rows: Sequence[Sequence[Tensor]]) -> Tensor:
-        """Return one tensor from rows of parts."""
         lines = [row[0] if len(row) == 1 else torch.cat(list(row), -1) for row in rows]
         return lines[0] if len(lines) == 1 else torch.cat(lines, -2)
 
@@ -188,7 +185,6 @@ class Images(nn.Module):
         self.tiles = nn.ModuleList(Tile(maps, rows, columns, number) for number in range(rows * columns))
 
     def forward(self, sample: Sample) -> Tensor:
-        """Return the parts of each sample's loss."""
         maps = self.maps(sample[0])
         last = [(tile, self._brought(maps, SIDE, tile, tile.places)) for tile in self.tiles if tile.places]
         parts = [tile.last(places) for tile, places in last]
@@ -233,7 +229,6 @@ class Samples:
         return BATCH * STEPS
 
     def batch(self, indices: Tensor) -> tuple[Sample, Tensor]:
-        """Return zeros."""
         labels = torch.zeros(len(indices), dtype=torch.int64)
         return (torch.zeros(len(indices), *self._shape), labels), labels
 

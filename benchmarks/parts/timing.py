@@ -15,7 +15,6 @@ from distbelief.errors import UsageError, unknown
 from distbelief.record.limits import machine
 
 REPEATS_LIMIT = 1000
-"""Most rounds of one benchmark."""
 
 
 def check_repeats(repeats: int) -> None:

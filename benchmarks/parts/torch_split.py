@@ -25,7 +25,6 @@ from distbelief.tasks.order import Order
 from distbelief.tasks.worker import Trainer, build_model
 
 GPIPE, ONE_F_ONE_B = "GPipe", "1F1B"
-"""Schedules of torch's pipelines."""
 
 
 def pipeline(workload: Workload, schedule: str, microbatches: int) -> float:

@@ -327,7 +327,7 @@ class Rewriter:
             args = (*args, *borrowed)
             if isinstance(self.split.holdings[target].layer, DroppedShare):
                 args = (*args, self._input(partition, "samples"))
-        if draws(node, self._layer(node)):
+        if draws(node, self._traced.called(node)):
             held = self.split.holdings.get(str(target)) if op == "call_module" else None
             keyed = Keyed(held.layer if held else None, op, target, node_number(node))
             op, target = "call_module", f"{node.name}@{partition}:keyed"
@@ -346,9 +346,6 @@ class Rewriter:
         if part.gives is None:
             return 1 / self.split.partitions
         return (part.gives.stop - part.gives.start) / whole.fixed[part.gives.dimension]
-
-    def _layer(self, node: fx.Node) -> nn.Module | None:
-        return self._traced.layer(node) if node.op == "call_module" else None
 
     def _holding(self, node: fx.Node, partition: int, part: NodeShare | None) -> tuple[str, list[fx.Node]]:
         """Return the module that computes a layer or a part at a partition, and the tensors that it borrows there."""

@@ -93,7 +93,6 @@ class InCopy:
         self._function, self.__name__ = function, function.__name__
 
     def __call__(self, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Write to a copy, and return it."""
         copied = value.clone()
         self._function(copied, *args, **kwargs)
         return copied

@@ -62,6 +62,10 @@ class Traced:
         """Return the module that a node calls."""
         return self.model.get_submodule(str(node.target))
 
+    def called(self, node: fx.Node) -> nn.Module | None:
+        """Return the module that a node calls, if it calls one."""
+        return self.layer(node) if node.op == "call_module" else None
+
 
 def trace(model: nn.Module, inputs: tuple[object, ...], modules: Sequence[str] = ()) -> Traced:
     """Return the graph of a model, valid for any number of samples.

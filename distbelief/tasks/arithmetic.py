@@ -114,7 +114,6 @@ class Autocast:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """Return the values of a dense or sparse gradient."""
     return gradient._values() if gradient.is_sparse else gradient
 
 
@@ -185,7 +184,6 @@ class FixedPoint(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
-        """Round the factors of a product; leave other operations as they are."""
         if (places := OPERANDS.get(func)) is not None:
             rounded = list(args)
             for at in places:

@@ -80,16 +80,13 @@ FILES: Mapping[str, str] = {
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
 """The four files, and the MD5 of each unpacked, since mirrors may compress them anew."""
-
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-
 ANSWER_SECONDS = 4.0
 """Longest wait for a mirror's answer, and for each piece after it."""
 DOWNLOAD_SECONDS = 120.0
 """Longest download of one file."""
 FILE_LIMIT = 64 << 20
 """Most bytes of one unpacked file."""
-
 CLASSES = 10
 IMAGE = (1, 28, 28)
 

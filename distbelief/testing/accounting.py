@@ -89,7 +89,6 @@ class Accounting:
         attach(self.network, self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Handle a message that a living role has sent."""
         note = NOTES.get(type(message))
         if note is not None and not (roles.is_replica(sender) and roles.is_replica(to)):
             note(self, sender, to, message)
@@ -100,7 +99,7 @@ class Accounting:
 
     def _note_welcome(self, _sender: str, _to: str, message: membership.Welcome) -> None:
         self.plan = message.plan
-        if (generation := sum(isinstance(record, Rewound) for record in self._run.records)) > self._generation:
+        if (generation := len(self._run.recorded(Rewound))) > self._generation:
             self._generation = generation
             self.holder.clear()
 
@@ -185,10 +184,8 @@ class Accounting:
             held = {minibatch for group in groups for minibatch in self.batches(group)}
             missing, more = done - held - self._passed_over, held - done
             assert not missing, f"checkpoint {number} counts {missing} as done, but {shard} had not applied them"
-            waited = not any(
-                isinstance(record, Note) and f"checkpoint {number} is made without" in record.text
-                for record in self._run.records
-            )
+            without = f"checkpoint {number} is made without"
+            waited = not any(without in note.text for note in self._run.recorded(Note))
             assert not (more and waited and not self._run.simulation.killed), (
                 f"checkpoint {number} of {shard} holds {more}, which are not done"
             )
@@ -198,7 +195,7 @@ class Accounting:
     @property
     def _vacated(self) -> set[str]:
         """Return the shards and standbys whose successors did not find their state."""
-        return {record.role for record in self._run.records if isinstance(record, Vacant)} - self._lasting
+        return {record.role for record in self._run.recorded(Vacant)} - self._lasting
 
     def _done(self, position: Position) -> set[Minibatch]:
         """Return the dealt minibatches that a position counts as done."""
@@ -265,14 +262,10 @@ class Accounting:
     def _restored(self, shard: str) -> None:
         """Undo the updates of a restarted shard after its checkpoint, unless its standby has succeeded it."""
         incarnation, began = self._run.simulation.shards[roles.index_of(shard)].version
-        if any(
-            isinstance(record, Succeeded) and (record.role, record.incarnation) == (shard, incarnation)
-            for record in self._run.records
-        ):
-            self._inherited(shard, began)
-            self._began[shard] = began
-            return
         self._began[shard] = began
+        if (shard, incarnation) in [(record.role, record.incarnation) for record in self._run.recorded(Succeeded)]:
+            self._inherited(shard, began)
+            return
         kept = {version: group for version, group in self.groups[shard].items() if version <= began}
         self._lost[shard] |= {key for version, group in self.groups[shard].items() if version > began for key in group}
         held = {key for group in kept.values() for key in group}
@@ -361,8 +354,7 @@ class Accounting:
         """Check what must hold at the end of a job."""
         lost = {
             (record.role, self._name(record.replica, record.incarnation), clock)
-            for record in self._run.records
-            if isinstance(record, Forgotten)
+            for record in self._run.recorded(Forgotten)
             for clock in range(record.first, record.last + 1)
         }
         assert lost == self.forgotten, (
@@ -374,7 +366,7 @@ class Accounting:
         died = [roles.lead_of(role) for role in died]
         mortal = [role for role in died if roles.is_replica(role)]
         # a checkpoint that did not wait for all may contain parts of two rounds
-        exact = not any(isinstance(record, Note) and "it is not exact" in record.text for record in self._run.records)
+        exact = not any("it is not exact" in note.text for note in self._run.recorded(Note))
         for who, _, clock in self.fates:
             if fallen and (outcome == "failed" or not rounds or not exact):
                 break

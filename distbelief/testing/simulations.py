@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from distbelief.core import records, roles
 from distbelief.core.conversations import initialising, mirroring
@@ -19,6 +19,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.transport.cluster_model import NetworkModel, Outage
 from distbelief.transport.virtual import VirtualNetwork
 
+Kind = TypeVar("Kind", bound=Record)
 MESSAGE_LIMIT = 200_000
 """Default number of messages after which a job counts as endless."""
 
@@ -78,7 +79,6 @@ class Observed:
         self.watch(self)
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """Count a message."""
         self._left -= 1
         assert self._left, f"the job does not end: {sender} sends {message} to {to}, one too many"
 
@@ -97,7 +97,11 @@ class Observed:
     @property
     def outcome(self) -> str:
         """Return how the job ended."""
-        return next(record.outcome for record in self.records if isinstance(record, records.Finished))
+        return self.recorded(records.Finished)[0].outcome
+
+    def recorded(self, kind: type[Kind]) -> list[Kind]:
+        """Return the records of some kind in order."""
+        return [record for record in self.records if isinstance(record, kind)]
 
     def vector(self) -> bytes:
         """Concatenate the shards' trained ranges and buffers; return nothing for a phantom."""
@@ -267,9 +271,6 @@ class Endings:
         )
         return ending is None or any(isinstance(record, records.Rewound) for record in seen[ending:])
 
-    def _has(self, kind: type[records.Record]) -> bool:
-        return any(isinstance(record, kind) for record in self._run.records)
-
     def _incarnation_of(self, role: str) -> int:
         return self._run.simulation.network.endpoints[role].incarnation
 
@@ -305,13 +306,13 @@ class Endings:
             self.deaths.append(self._death(shard, incarnation + 1, covered=False))
 
     def _death(self, role: str, incarnation: int, covered: bool | None) -> Death:
-        saved = any(isinstance(record, records.Checkpointed) and not record.error for record in self._run.records)
-        lasts = role in self._lasting
-        return Death(role, incarnation, self._has(records.Started), saved, self._has(records.Ending), covered, lasts)
+        started, ending = (bool(self._run.recorded(kind)) for kind in (records.Started, records.Ending))
+        saved = any(not record.error for record in self._run.recorded(records.Checkpointed))
+        return Death(role, incarnation, started, saved, ending, covered, role in self._lasting)
 
     def hold(self) -> Cause:
         """Check the end of the run against its faults, and return its cause."""
-        [finished] = [record for record in self._run.records if isinstance(record, records.Finished)]
+        [finished] = self._run.recorded(records.Finished)
         settings = self._run.simulation.settings
         allowed = causes(settings.replicas, settings.restarts, self.deaths, self.interrupted)
         assert finished.cause in allowed, (
@@ -328,15 +329,11 @@ def ways(run: Observed, cause: Cause) -> Counter[str]:
     if cause.outcome is Outcome.DONE:
         count = Counter(type(record) for record in run.records)
         died = {roles.kind(role) for role in run.simulation.killed}
-        again = [
-            record
-            for record in run.records
-            if isinstance(record, records.Vacant) and roles.kind(record.role) is roles.Kind.SHARD
-        ]
+        again = any(roles.kind(record.role) is roles.Kind.SHARD for record in run.recorded(records.Vacant))
         counts["done, and nobody died"] = not died
         counts["done after a replica died"] = roles.Kind.REPLICA in died
         counts["done after the coordinator died"] = roles.Kind.COORDINATOR in died
-        counts["done after a shard came again"] = bool(again) and not count[records.Rewound]
+        counts["done after a shard came again"] = again and not count[records.Rewound]
         counts["done after all went back"] = count[records.Rewound] > 0
         counts["done after a standby succeeded"] = count[records.Succeeded] > 0
         counts["done with pushes forgotten"] = count[records.Forgotten] > 0

@@ -180,7 +180,7 @@ def _under_faults(strategy: Strategy, seed: int) -> Counter[str]:
     cause, died = endings.hold(), run.simulation.killed
     if accounting is not None:
         accounting.finish(run.outcome, died)
-    counted = sum(record.samples for record in run.records if isinstance(record, records.Stepped))
+    counted = sum(record.samples for record in run.recorded(records.Stepped))
     if cause.outcome is Outcome.DONE and not died:
         assert counted == EPOCHS * SAMPLES, f"nobody died, and {counted} of {EPOCHS * SAMPLES} samples were counted"
     return ways(run, cause)

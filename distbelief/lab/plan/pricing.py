@@ -40,8 +40,6 @@ MOST_SENDS = 2400
 NO_NETWORK = NetworkModel(latency=0.0, bandwidth=math.inf, local_latency=1e-12)
 """Network without costs; a local latency of 0 would mean the default inside of hosts."""
 TOUCHED = 2
-
-
 STRAGGLER = "a straggler"
 """Bound of a step with a slower replica, which others wait for, or which brings fewer samples."""
 

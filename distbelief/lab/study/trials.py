@@ -82,8 +82,6 @@ DRAWS = 20
 """Minibatches whose gradients are compared with that of all data."""
 PASSED = 1000
 """Most minibatches that measure the size of each parameter's gradient."""
-
-
 SHRUNK = ("bytes", "dense_bytes", "ratio", "dense_error", "test_error")
 """Record of a compression: bytes of the file, of the values before, their ratio, and errors in percent."""
 
@@ -287,8 +285,6 @@ def _gradients(run: Path, task: Task, seed: int) -> tuple[Callable[[torch.Tensor
 
 @dataclass(frozen=True)
 class _Moment:
-    """Checkpoint of a run."""
-
     folder: Path
     seconds: float
     samples: int

@@ -86,8 +86,9 @@ def _elementwise(traced: Traced, node: fx.Node, cut: Cut, takes: Sequence[Shape]
     """Cut an elementwise node; dimensions count from the last, and broadcast inputs stay whole."""
     behind = next(len(shape.fixed) - cut.dimension for shape in takes if _side(shape, cut.dimension) == cut.edges[-1])
     at = len(gives.fixed) - behind
-    if draws(node, traced.layer(node) if node.op == "call_module" else None):
-        if node.op != "call_module" or not isinstance(layer := traced.layer(node), nn.Dropout):
+    layer = traced.called(node)
+    if draws(node, layer):
+        if not isinstance(layer, nn.Dropout):
             return None
         share = layer.share if isinstance(layer, DroppedShare) else (0, 1)
         return _alike(cut, lambda indices: DroppedShare(layer.p, share, indices, cut.edges[-1]))

@@ -120,7 +120,7 @@ class _Rounds:
 
     def _target(self, node: fx.Node, number: int | None) -> Target:
         """Return a copy's target: for dropout, a module that draws for all samples and takes its part."""
-        layer = self._traced.layer(node) if node.op == "call_module" else None
+        layer = self._traced.called(node)
         if number is None or not draws(node, layer):
             return node.target
         shape = self._traced.shapes.get(node)

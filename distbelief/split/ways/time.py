@@ -36,7 +36,7 @@ def unrolled(
     traced: Traced, nodes: Sequence[fx.Node], partitions: int, chunks: int
 ) -> tuple[Traced, dict[fx.Node, int]]:
     """Return the model with a node for each recurrent layer and chunk, and the partitions of those nodes."""
-    stacks = [node for node in nodes if node.op == "call_module" and type(traced.layer(node)) in RECURRENT]
+    stacks = [node for node in nodes if type(traced.called(node)) in RECURRENT]
     if not stacks:
         raise UsageError("--split time: there is no nn.GRU, nn.LSTM or nn.RNN to pipeline over chunks of its sequence")
     unrolling = _Unrolling(traced, partitions, chunks, _works(traced, stacks))
