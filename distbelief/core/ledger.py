@@ -82,7 +82,9 @@ class Ledger:
         return (incarnation, clock) in self._dropped.get(who, ())
 
     def resume(self, who: str, partition: int, incarnation: int, clock: int) -> int:
-        """Note a replica's word that a shard which died had taken its pushes up to `clock`; count those unknown here.
+        """Note that a shard which died had taken a replica's pushes up to `clock`, as the replica says.
+
+        Return the number of these pushes that are unknown here.
 
         >>> ledger = Ledger()
         >>> ledger.judge("replica 0", 0, 0, 1).taking.value, ledger.resume("replica 0", 0, 0, 3)
