@@ -78,7 +78,10 @@ class Terms(msgspec.Struct, frozen=True):
     waits_for: str = ""
     """Sender that ends the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
-    """Seconds that a step would save without a network, then messages and updates, a straggler, and other waits."""
+    """Seconds that a priced step would save, by what costs nothing.
+
+    First without a network, then with free messages and updates, without a straggler, and without the remaining waits.
+    """
 
     @property
     def step(self) -> float:
