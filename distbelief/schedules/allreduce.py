@@ -187,7 +187,10 @@ def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
 
 
 def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
-    """Refuse a number of ranks on each host if the algorithm does not use it; `auto` tells whether auto does."""
+    """Refuse a number of ranks on each host if the algorithm does not use it.
+
+    `auto` tells whether algorithm auto uses it.
+    """
     if per_host and not (algorithm.startswith(HIERARCHICAL) or (auto and algorithm == "auto")):
         algorithms = f"{HIERARCHICAL}{' or auto' if auto else ''}"
         reason = f"--per-host {per_host}: sets the ranks of a host, which --algorithm {algorithm} does not use"
