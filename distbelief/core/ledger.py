@@ -102,7 +102,10 @@ class Ledger:
         return max(0, clock - last)
 
     def judge(self, who: str, partition: int, incarnation: int, clock: int) -> Judgement:
-        """Decide on a push, and note it if it is to be applied; refuse one before which a push is missing."""
+        """Decide on a push, and note it if it is to be applied.
+
+        A push is refused if one before it is missing.
+        """
         key = who, partition
         # The clock decides, since links keep their order. The next number is new; a lower one was applied, and only its
         # acknowledgement was lost; a higher one comes only if a message is missing. An incarnation counts from 1.

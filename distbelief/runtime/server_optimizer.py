@@ -173,7 +173,7 @@ class ServerOptimizer(torch.optim.Optimizer):
     def _changed_options(self) -> Iterator[GroupOption]:
         """Yield the options that the script has changed, except the rate.
 
-        A value that is not a number is refused, and so is one that needs state which the optimizer does not have.
+        A value is refused if it is not a number, or needs state that the optimizer lacks.
         """
         for number, (group, options) in enumerate(zip(self.param_groups, self._options, strict=True)):
             for name, first in options.items():

@@ -88,7 +88,10 @@ def halving_doubling(members: Sequence[int], whole: Range) -> Steps:
 
 
 def _around(members: Sequence[int], whole: Range, first: int, adds: bool) -> Steps:
-    """Send parts along a ring to all but one member; the first that member i sends is part i + `first`."""
+    """Send parts along a ring to all but one member.
+
+    The first part that member i sends is part i + `first`.
+    """
     count, parts = len(members), cut(whole, len(members))
     pairs = [(member, members[(i + 1) % count]) for i, member in enumerate(members)]
     steps = [[(*pair, parts[(i - t + first) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]

@@ -78,9 +78,10 @@ class Terms(msgspec.Struct, frozen=True):
     waits_for: str = ""
     """Sender that ends the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
-    """Seconds that a priced step would save, by what costs nothing.
+    """Seconds of a priced step, by the bound that causes them.
 
-    First without a network, then with free messages and updates, without a straggler, and without the remaining waits.
+    The step would save them without a network, then with free messages and updates, without a straggler, and without
+    the remaining waits. What is left is the processor's.
     """
 
     @property
