@@ -125,8 +125,8 @@ class Crossings:
     def take(self, slot: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Return the tensor of a slot in the present step; None if it is not there yet.
 
-        A tensor is valid until the next step begins here. The giver of a missing one wakes this partition when it is
-        there.
+        A tensor is valid until the next step begins here. Where it is missing, its giver wakes this partition once it
+        is there.
         """
         at = self._turn(slot)
         if not self._reached(OWN * self._partitions + at, self._step):

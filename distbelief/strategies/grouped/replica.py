@@ -495,9 +495,9 @@ class AllreduceReplica:
                 yield from self._take(arrival)
 
     def _moments(self, computed: Computed | None) -> list[float]:
-        """Return when the gradient of each bucket is ready, in seconds since the step began.
+        """Return the moments at which the gradients of the buckets are ready, in seconds.
 
-        A worker makes them all at once: they are ready when the step is over.
+        Only their differences count: all are 0 where a worker has made the gradients at once.
         """
         if computed is None or not self._surroundings.gradual:
             return [0.0] * len(self._buckets)
