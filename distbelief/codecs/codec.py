@@ -43,7 +43,9 @@ def check_finite(values: Floats) -> None:
 
 
 def cut(data: bytes, sizes: tuple[int, ...], what: str) -> list[bytes]:
-    """Cut bytes into parts of these sizes; a negative last one takes the rest. Refuse too few bytes, or too many.
+    """Cut bytes into parts of these sizes; a negative last size takes the rest.
+
+    Too few bytes, or too many, raise a `DataError`, in which `what` names the encoded values.
 
     >>> cut(b"abcd", (1, -1), "a word")
     [b'a', b'bcd']

@@ -61,7 +61,10 @@ class ModelFile:
     """Name of the file in messages."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the dense state dict, in which tied names share a tensor; refuse one that exceeds memory."""
+        """Return the dense state dict, in which tied names share a tensor.
+
+        One that exceeds the memory raises a `DataError`.
+        """
         try:
             dense = {name: stored.dense() for name, stored in self.tensors.items()}
         except RuntimeError as error:  # the error of torch's allocator

@@ -42,7 +42,7 @@ def round_each(tensors: Iterable[torch.Tensor], bits: int) -> None:
 class DynamicScale:
     """Scale for tensors of one kind: the inputs of a layer, its weights, or the gradients of its outputs.
 
-    A value has 2 bits or more. The scale follows the share of values beyond the range.
+    `bits` is the number of bits of a value, 2 or more. The scale follows the share of values beyond the range.
 
     >>> scale = DynamicScale(8)
     >>> scale.round(torch.tensor([0.3, -0.9]))

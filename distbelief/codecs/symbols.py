@@ -12,7 +12,9 @@ from distbelief.errors import DataError, UsageError
 
 
 class Packed:
-    """Codec of symbols from 0 to 2**bits - 1, of 1 to 12 bits, by bit planes, the plane of the lowest bits first.
+    """Codec of symbols from 0 to 2**bits - 1 by bit planes, the plane of the lowest bits first.
+
+    A symbol has 1 to 12 bits.
 
     >>> Packed(4).encode(np.array([1, 15, 2], dtype=np.uint16)).hex()
     'c0604040'

@@ -16,7 +16,11 @@ from distbelief.sharding.layout import check_same
 
 
 def plan(settings: Settings, event: Join) -> Plan:
-    """Make the plan of a job from its first replica's model and data; raises `LayoutError` or `UsageError`."""
+    """Make the plan of a job from its first replica's model and data.
+
+    A model that cannot be cut into so many shards raises a `LayoutError`. Missing data, and options that contradict the
+    script, raise a `UsageError`.
+    """
     # The job takes batch size, order, epochs and optimizers from a script that names them. If the command names another
     # number of epochs, or another optimizer, the job is refused: neither may win silently.
     if event.batch_size:
@@ -152,7 +156,10 @@ def started(plan: Plan, samples: int, done: int) -> Started:
 
 
 def check(plan: Plan, who: str, event: Join) -> None:
-    """Refuse a replica that does not fit a plan: with `LayoutError` its model, with `UsageError` what it asks for."""
+    """Refuse a replica that does not fit a plan.
+
+    Another model raises a `LayoutError`. Other data, batches, epochs or optimizers raise a `UsageError`.
+    """
     check_same(plan.layout, event.layout, who)
     settings = plan.settings
     _check_data(plan, who, event.samples)

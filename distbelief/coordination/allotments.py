@@ -63,7 +63,10 @@ class Allotment(Dealer):
         return [portion.epoch for portion in vain if self._count(portion.epoch, portion.count)]
 
     def end(self, who: str, epoch: int, number: int) -> None:
-        """End an epoch before minibatch `number`, which the replica holds: it has no more data."""
+        """End an epoch before minibatch `number`: the replica has no more data.
+
+        A minibatch that the replica does not hold is refused.
+        """
         held = self._held.get(who, deque())
         if not any(
             portion.epoch == epoch and portion.first <= number < portion.first + portion.count for portion in held
@@ -138,7 +141,10 @@ class Allotments:
         return Allotment(numbers, self.epochs, position, self._in_order, self._shrinks)
 
     def add(self, who: str, numbers: range) -> None:
-        """Add a replica with minibatches of these numbers; one that is not awaited begins in the others' epoch."""
+        """Add a replica with minibatches of these numbers.
+
+        A replica that is not awaited begins in the others' epoch. One that had other numbers before is refused.
+        """
         if who not in self._of:
             epoch = 0 if who in self._awaited else self.completed
             self._of[who] = self._allotment(numbers, Position(epoch, 0, ()))

@@ -49,7 +49,10 @@ class DataDealer(Protocol):
         """Put back the units that a lost replica held, to be dealt again; return their number."""
 
     def give_up(self, role: str) -> int:
-        """Give up a replica for good, and return the number of units that only it has; -1 if that is unknown."""
+        """Give up a replica that will not come back, and the units that only it has; return their number.
+
+        Return -1 if the number is unknown.
+        """
         return 0  # all have the same data
 
     def waiting(self, members: Collection[str]) -> list[str]:

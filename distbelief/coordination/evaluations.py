@@ -8,7 +8,10 @@ from distbelief.core.effects import Effect, Send
 
 
 class Evaluations:
-    """Evaluations that are under way or due; some role is `expected` to measure, or none."""
+    """Evaluations that are under way or due.
+
+    `expected` is true if the job has a role that measures.
+    """
 
     def __init__(self, expected: bool) -> None:
         self.expected = expected

@@ -85,7 +85,10 @@ class Registry:
         return self.gone.get(role, -1)
 
     def end(self, role: str, incarnation: int, died: bool) -> bool:
-        """Note an incarnation's end (-1: the present or next one); return whether it is news, and none is later."""
+        """Note the end of an incarnation; return whether that is news, and no later incarnation is present.
+
+        An incarnation of -1 is the present one or, if there is none, the next.
+        """
         # a broken link does not name an incarnation: assume the known one
         if incarnation < 0:
             incarnation = self._present.get(role, self.gone.get(role, -1) + 1)

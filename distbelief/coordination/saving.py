@@ -196,7 +196,10 @@ class Saving:
         return effects + [Send(role, checkpointing.Snapshot(self.number)) for role in sorted(self.writing)]
 
     def written(self, sender: str, event: checkpointing.SnapshotDone, plan: Plan | None) -> list[Effect]:
-        """Handle a shard's answer that its part is on disk, or could not be written; the last one seals all parts."""
+        """Handle a shard's answer that its part is on disk, or could not be written.
+
+        The last answer seals all parts.
+        """
         if event.number < self.number:
             return []  # the checkpoint of this answer was given up
         if (

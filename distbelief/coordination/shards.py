@@ -70,7 +70,10 @@ class Shards:
         return True
 
     def doubt(self, lost: Iterable[tuple[str, int]]) -> list[Effect]:
-        """Doubt shards to which a replica has lost its link, until news of their death would have come."""
+        """Doubt incarnations of shards to which a replica has lost its link.
+
+        They are doubted until news of their death would have come.
+        """
         # A replica may lose its link to a shard before the coordinator hears of the shard's death. If welcomed at once,
         # it would be sent to the dead shard's address. So for a moment no replica is welcomed.
         doubted = {
@@ -123,9 +126,10 @@ class Shards:
     def restore(
         self, plan: Plan, checkpoint: str, members: tuple[tuple[str, int], ...], together: bool
     ) -> list[Effect]:
-        """Tell the present shards their ranges, and the checkpoint to load; with `together`, all load it at once.
+        """Tell the present shards their ranges, and the checkpoint to load.
 
-        Else `members` are the replicas that continue unchanged at a shard that replaces another.
+        With `together`, all shards load it at once, and replicas begin again. Else `members` are the replicas that
+        continue unchanged at a shard that replaces another.
         """
         sends: list[Send] = []
         # If all begin together, none is told before all are present, so that all load the same checkpoint. A standby

@@ -146,7 +146,10 @@ class Policy:
         return type(self) is not Policy or self._scaling is not None
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """Let a replica take part from a tick on (-1: the policy chooses), in an epoch; return the tick."""
+        """Let a replica take part in an epoch, from a tick on; return that tick.
+
+        A tick of -1 leaves the choice to the policy.
+        """
         return 0
 
     def rest(self, who: str, incarnation: int, epoch: int) -> None:
@@ -157,7 +160,10 @@ class Policy:
         """Note that an incarnation of a replica (-1: the known one) has left or died; older ones do not count."""
 
     def turn(self, key: Key, tick: int, model: int, opens: bool) -> str:
-        """Note which of several models a push steps, and if it opens a minibatch; return why that is refused, or ""."""
+        """Note which of several models a push steps, and whether it is the first push of a minibatch.
+
+        Return why that is refused; "" where it is not.
+        """
         return ""
 
     def may_push(self, who: str) -> bool:
@@ -175,7 +181,10 @@ class Policy:
         return ANSWER
 
     def due(self, short: bool = False) -> PlannedUpdate | Drop | None:
-        """Return what to do next with gathered or held pushes (`short`: with fewer than wanted); None to wait."""
+        """Return what to do next with gathered or held pushes; None while they wait.
+
+        With `short`, an update takes fewer pushes than it wants.
+        """
         return None
 
     def validate(self) -> None:
@@ -193,7 +202,10 @@ class Policy:
 # The floor never falls, since a fetch that was answered cannot be taken back. So a replica that joins begins at the
 # floor at least, whatever tick it names, and one that leaves can only let the floor rise.
 class Members(Policy):
-    """Policy that knows its members and their ticks, and waits for none; the job begins with `replicas` replicas."""
+    """Policy that knows its members and their ticks, and waits for none of them.
+
+    `replicas` is the number of replicas with which the job begins.
+    """
 
     attended = True
 
@@ -331,7 +343,9 @@ class BoundedPolicy(Members):
 
 
 class RoundRobin(Members):
-    """Policy that applies members' pushes in turn, by the members' numbers below `replicas`; `floor` counts turns.
+    """Policy that applies members' pushes in turn, by the members' numbers; `floor` counts turns.
+
+    All numbers are below `replicas`.
 
     >>> policy = RoundRobin(3)
     >>> _ = policy.attend("replica 0", 0, 0), policy.attend("replica 2", 0, 0)

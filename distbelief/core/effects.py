@@ -206,7 +206,10 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
 
 class Computed(msgspec.Struct, frozen=True, gc=False):
-    """Gradient in place, with the minibatch's mean loss (None: unknown), its samples, and seconds without loading."""
+    """Gradient that is in place, with the minibatch's mean loss and number of samples.
+
+    The loss is None where it is unknown. The seconds are those of the computation, without loading.
+    """
 
     loss: float | None
     samples: int

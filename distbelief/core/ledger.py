@@ -82,7 +82,9 @@ class Ledger:
         return (incarnation, clock) in self._dropped.get(who, ())
 
     def resume(self, who: str, partition: int, incarnation: int, clock: int) -> int:
-        """Note a replica's word that a shard which died had taken its pushes up to `clock`; count those unknown here.
+        """Note that a shard which died had taken a replica's pushes up to `clock`, as the replica says.
+
+        Return the number of these pushes that are unknown here.
 
         >>> ledger = Ledger()
         >>> ledger.judge("replica 0", 0, 0, 1).taking.value, ledger.resume("replica 0", 0, 0, 3)
@@ -100,7 +102,10 @@ class Ledger:
         return max(0, clock - last)
 
     def judge(self, who: str, partition: int, incarnation: int, clock: int) -> Judgement:
-        """Decide on a push, and note it if it is to be applied; refuse one before which a push is missing."""
+        """Decide on a push, and note it if it is to be applied.
+
+        A push is refused if one before it is missing.
+        """
         key = who, partition
         # The clock decides, since links keep their order. The next number is new; a lower one was applied, and only its
         # acknowledgement was lost; a higher one comes only if a message is missing. An incarnation counts from 1.

@@ -31,7 +31,9 @@ def layers_in(layout: Layout, part: Range) -> list[tuple[int, Range]]:
 
 
 def cut_layers(plan: Plan) -> dict[int, set[int]]:
-    """Return the layers on several shards, by their numbers, with these; none if the optimizer needs no norms.
+    """Return the numbers of the layers that lie on several shards, each with the numbers of these shards.
+
+    There are none where the optimizer needs no norm of a layer.
 
     >>> from distbelief.sharding.layout import Tensor, lay_out
     >>> from distbelief.core.settings import Settings

@@ -40,7 +40,11 @@ class Optimizer(msgspec.Struct, frozen=True):
     """True where weight decay leaves biases and normalisations alone."""
 
     def check(self, norms: bool, of: str = "") -> None:
-        """Refuse impossible options (named `--{of}lr`), and without `norms` of whole layers what needs them."""
+        """Refuse impossible options, with a `UsageError`.
+
+        Without `norms`, an optimizer that needs the norms of whole layers is refused too. `of` is the beginning of the
+        options' names in the message.
+        """
         if not 0 <= self.lr < float("inf"):
             raise UsageError(f"--{of}lr {self.lr}: must be 0 or more, and finite")
         for name, value in self.options.items():

@@ -219,9 +219,10 @@ class Dealer:
         return [portion.epoch for portion in self._next(who, steps) if self._count(portion.epoch, portion.count)]
 
     def report(self, who: str, steps: int, dropped: tuple[tuple[int, int], ...] = ()) -> list[int]:
-        """Note that a replica's next minibatches are applied, except those `dropped`; return the completed epochs.
+        """Note that a replica's next `steps` minibatches are applied; return the completed epochs.
 
-        A run that was dropped is (at, count): `count` minibatches after `at` applied ones; they are dealt again.
+        Each (at, count) in `dropped` is a run of `count` minibatches that were dropped after `at` applied ones. They
+        are dealt again.
 
         >>> dealer = Dealer(batches=2, epochs=1, replicas=1)
         >>> _ = dealer.deal("replica 0"), dealer.deal("replica 0")

@@ -49,7 +49,10 @@ _NUMBERED = (Kind.REPLICA, Kind.SHARD, Kind.STANDBY)
 
 
 class Role(msgspec.Struct, frozen=True):
-    """Role of a job; `index` is -1 where there is one of its kind, `partition` where a replica is whole.
+    """Role of a job.
+
+    `index` is its number among the roles of its kind; -1 where there is only one. `partition` is that of a split
+    replica; -1 for a whole one.
 
     >>> str(Role(Kind.REPLICA, 3)), str(Role(Kind.REPLICA, 3, 1)), str(Role(Kind.COORDINATOR))
     ('replica 3', 'replica 3.1', 'coordinator')

@@ -23,7 +23,9 @@ HELD = Verdict(Action.HOLD, "its own push is in no round yet")
 
 
 def quorum_of(quorum: float, members: int) -> int:
-    """Return how many gradients a round waits for; a quorum below 1 is a fraction of the members, rounded up.
+    """Return the number of gradients that a round waits for.
+
+    A quorum below 1 is a fraction of the members, rounded up; any other is a number of gradients.
 
     >>> quorum_of(0.75, 4), quorum_of(0.75, 3), quorum_of(0.1, 4), quorum_of(3, 4), quorum_of(3, 2)
     (3, 3, 1, 3, 2)
@@ -77,7 +79,8 @@ class Rounds(Policy):
     A replica that dies before its round is decided is not in it, and its minibatch is dealt again. One that dies later
     is in it at those shards that its push had reached: at each shard whole or not at all.
 
-    A round does not wait for `backup` gradients; or it waits for a `quorum` (see `quorum_of`) that is not 0.
+    A round does not wait for the last `backup` gradients. With a `quorum` that is not 0, it waits only for that (see
+    `quorum_of`).
 
     >>> from distbelief.strategies import Synchronous
     >>> policy = Rounds(Settings(batch_size=8, strategy=Synchronous(2)), rules=True)
@@ -126,7 +129,10 @@ class Rounds(Policy):
         self.history = History()
 
     def attend(self, who: str, incarnation: int, tick: int, epoch: int = 0) -> int:
-        """Count a replica in, with the first of an epoch all that rest; return its first round, -1 if not yet known."""
+        """Count a replica in, and return its first round; -1 where `admitted` returns that round later.
+
+        The first replica of a new epoch also counts in all that rest.
+        """
         if incarnation < self._known.get(who, 0):
             return self.floor
         self._epoch = max(self._epoch, epoch)

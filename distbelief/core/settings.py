@@ -59,7 +59,9 @@ class FixedPointBits(NamedTuple):
 
 
 def fixed_point_bits(text: str) -> FixedPointBits | None:
-    """Parse `--fixed-point`; None for "". Refuse another form, and numbers of bits that are not supported.
+    """Parse `--fixed-point`; return None for "".
+
+    Another form is refused, and so are numbers of bits that are not supported.
 
     >>> fixed_point_bits("dynamic:10,12")
     FixedPointBits(products=10, updates=12)
@@ -130,14 +132,20 @@ class Traits:
         return 0
 
     def check(self, settings: Settings) -> None:
-        """Refuse impossible values of these options, with a `UsageError` that names option, value and remedy."""
+        """Refuse values that are impossible by themselves or with the settings.
+
+        A subclass raises a `UsageError` that names the option, its value and the remedy.
+        """
 
     def global_batch(self, settings: Settings) -> int:
         """Return the samples of an update in which all replicas take part."""
         return settings.batch_size
 
     def policy(self, settings: Settings, rules: bool) -> Policy:
-        """Make a shard's policy, which decides what may be stale; with `rules` it decides for all shards."""
+        """Make a shard's policy, which decides what may be stale.
+
+        `rules` is true for the shard that decides for all shards.
+        """
         return Policy()
 
 
@@ -570,7 +578,10 @@ class Settings(SharedOptions):
         self.optimizer.check(norms=self.policy.rounds or whole)
 
     def check_allotted(self, stream: bool = False) -> None:
-        """Refuse allotments, minibatches that belong to one replica, where these mean nothing; a stream has no end."""
+        """Refuse allotments, minibatches that belong to one replica, where these mean nothing.
+
+        `stream` is true for data without a length.
+        """
         own_data, order = self.own_data, self.order
         if self.keeps_parts and (stream or order != SHUFFLED):
             beside = "a stream has no length to cut" if stream else f"order {order} shuffles nothing"
@@ -666,7 +677,10 @@ class Settings(SharedOptions):
         return self.strategy.policy(self, rules=False)
 
     def with_optimizers(self, **named: Optimizer) -> Settings:
-        """Return the same settings with a script's `optimizer` or `local_optimizer`, if the strategy has such a one."""
+        """Return the same settings with a script's `optimizer` or `local_optimizer`.
+
+        A strategy without such an optimizer refuses it.
+        """
         assert isinstance(self.strategy, StrategyOptions)
         for name in named.keys() - options_of(type(self.strategy)).keys():
             what = name.replace("_", " ")
@@ -774,7 +788,10 @@ def flat(settings: Settings) -> dict[str, object]:
 
 
 def at_least(part: object, bound: int, names: Iterable[str], spelled: Mapping[str, str]) -> None:
-    """Refuse settings of these names below a bound, or not finite; `spelled` has names of options that differ."""
+    """Refuse settings of these names that are below a bound, or not finite.
+
+    `spelled` has the names of options that differ from those of their settings.
+    """
     for name in names:
         if not bound <= (value := getattr(part, name)) < float("inf"):
             raise UsageError(f"{option(spelled.get(name, name))} {value}: must be {bound} or more")

@@ -70,7 +70,8 @@ class CheckedStruct(msgspec.Struct, frozen=True):
 def check_fields(whole: object, **later: object) -> None:
     """Check each field of a frozen dataclass or struct against its annotation; convert equivalents, such as lists.
 
-    `later` are types in its annotations that its module does not import.
+    A value of another type raises a `UsageError` that names the field. `later` has types in the annotations that the
+    module of `whole` does not import.
     """
     kind: type = type(whole)
     for name, hint in hints_of(kind, **later).items():

@@ -28,7 +28,10 @@ _decode = msgspec.msgpack.Decoder(reduce(or_, MESSAGES), dec_hook=read_strategy)
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message of at most `MESSAGE_LIMIT` bytes as a frame, without the raw bytes that follow."""
+    """Encode a message as a frame, without the raw bytes that follow it.
+
+    A message over `MESSAGE_LIMIT` bytes is refused.
+    """
     body = _encode(message)
     if len(body) > MESSAGE_LIMIT:
         raise LocalProtocolError(

@@ -58,7 +58,10 @@ class Fabric(Protocol):
 
 
 class Carrier:
-    """One replica's part in a job's groups; this base class carries nothing, as for one that is alone."""
+    """One replica's part in the groups of a job.
+
+    This base class has vectors but carries nothing: the replica is alone, or its story sends messages.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -150,7 +153,10 @@ class Mover(Protocol[V_contra]):
         """Send the elements that leave at a step, with their present values."""
 
     def take(self, vector: V_contra, step: RankStep) -> bool:
-        """Add or store the elements of a step if all have come; return whether they have. Only in a thread it waits."""
+        """Add or store the elements that a step receives if all have come; return whether they have.
+
+        It may wait only in a thread.
+        """
         ...
 
 
@@ -166,7 +172,7 @@ class SchedulePlayer(Generic[V]):
 
     @property
     def step(self) -> RankStep | None:
-        """Return the present step; None once all are done."""
+        """Present step; None once all are done."""
         return self._steps[self.done] if self.done < len(self._steps) else None
 
     def begin(self) -> bool:

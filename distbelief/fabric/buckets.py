@@ -13,7 +13,10 @@ FORWARD = 1 / 3
 
 
 class Bucket(NamedTuple):
-    """Bytes [start, stop) of the flat vector, of one dtype; all ranks take the first rank's buffers."""
+    """Bytes [start, stop) of the flat vector, of one dtype.
+
+    `adds` is false for buffers, which are not added up: all ranks take the first rank's.
+    """
 
     start: int
     stop: int
@@ -56,7 +59,7 @@ def buckets(layout: Layout, megabytes: float, partition: int = 0) -> tuple[Bucke
 
 
 def of_buffers(layout: Layout, partition: int = 0) -> tuple[Bucket, ...]:
-    """Return the bucket of a partition's buffers, as bytes; none without buffers."""
+    """Return the bucket of a partition's buffers, as bytes; no bucket if it has no buffers."""
     extent = layout.partitions[partition]
     base, stop = extent.all.start, extent.moving.stop
     held = (section.start for section in layout.sections if section.kind == "buffer" and section.partition == partition)

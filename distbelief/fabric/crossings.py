@@ -107,7 +107,10 @@ class Crossings:
         return [other for other in range(self._partitions) if other != self._partition and self.sleeps(other)]
 
     def give(self, slot: int, to: int, tensor: torch.Tensor) -> bool:
-        """Write a tensor for a partition into a slot; return False while it needs the slot: it then wakes this one."""
+        """Write a tensor for a partition into a slot; return False if that partition still needs the slot's tensor.
+
+        The partition then wakes this one when it begins its next step.
+        """
         if not self._reached(OWN * to, self._step - TURNS + 1):
             return False
         at = self._turn(slot)
@@ -120,7 +123,11 @@ class Crossings:
         return True
 
     def take(self, slot: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """Return a slot's tensor, valid until the next step here; None if its giver will wake this partition."""
+        """Return the tensor of a slot in the present step; None if it is not there yet.
+
+        A tensor is valid until the next step begins here. Where it is missing, its giver wakes this partition once it
+        is there.
+        """
         at = self._turn(slot)
         if not self._reached(OWN * self._partitions + at, self._step):
             return None

@@ -61,9 +61,10 @@ KIND, LEFT = range(DEPTH, DEPTH + 2)
 
 
 class SumMemory:
-    """Mapped segment of a sum, for so many ranks with `words` counts and gradients of `size` bytes each.
+    """Mapped segment of a sum.
 
-    Its file grows to the needed length, and may be closed afterwards.
+    Each of at most `ranks` ranks has `words` counts, and a gradient of `size` bytes. The file of the `descriptor` grows
+    to the needed length, and may be closed afterwards.
     """
 
     def __init__(self, descriptor: int, ranks: int, words: int, size: int) -> None:
@@ -215,7 +216,8 @@ class _Chunk(NamedTuple):
 class Window:
     """One rank's side of a segment through which tensors of any length pass, chunk by chunk, wherever they lie.
 
-    There are two ranks or more, and each must see the processes of all (`pids`). The segment is empty at first.
+    There are two ranks or more. `memory` is the descriptor of the segment, which is empty at first. A process in `pids`
+    that is not visible here raises an `OSError`.
     """
 
     # Each rank writes those parts of a chunk that others add up, adds up its own part, and reads the others' sums. It
@@ -240,7 +242,10 @@ class Window:
             self._poll.register(descriptor, select.POLLIN)
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Add up a contiguous 1-D tensor in place; all ranks have one of the same length and dtype, or it raises."""
+        """Add up a contiguous 1-D tensor in place; all ranks have one of the same length and dtype.
+
+        A rank that is gone, or adds up something else, raises a `RuntimeError`.
+        """
         pieces, first = tensor.split(self._chunk // tensor.itemsize), self._done
         self._kind = tensor.numel() << 8 | tensor.itemsize
         self._tell(KIND, self._kind)

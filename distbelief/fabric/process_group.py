@@ -26,7 +26,11 @@ LEAVE_SECONDS = 2.0
 
 
 class ProcessGroup(InOrder):
-    """One replica's part in the groups of a job; the others reach its `host` over an interface, or any for ""."""
+    """One replica's part in the groups of a job.
+
+    `host` is the address at which the others reach this process. `interface` is the network interface towards them; ""
+    lets the libraries choose.
+    """
 
     def __init__(self, index: int, device: torch.device, host: str, interface: str = "") -> None:
         super().__init__(device)

@@ -207,7 +207,10 @@ class ChunkedLinks:
         os.close(self._awake)
 
     def form(self, group: int, members: Sequence[Member], rank: int) -> None:
-        """Join a group: open the links to higher ranks, and wait for those of lower ranks; raises as `take` does."""
+        """Join a group: open the links to higher ranks, and wait for those of lower ranks.
+
+        A member that cannot be reached raises a `RuntimeError`, and so does a group that is not wanted any more.
+        """
         self._group, self._members, self.rank, self.ranks = group, list(members), rank, len(members)
         self._lost, self._at = "", (0, -1)
         self._sent.clear()

@@ -105,7 +105,10 @@ class Attempt:
             view.open_page(self.folder.path)
 
     def _open_sinks(self, view: View, folder: RunFolder) -> None:
-        """Open what shows the job elsewhere; go on without what fails, unless the user wrote it wrong."""
+        """Open what shows the job elsewhere, and go on without what fails.
+
+        What cannot be opened as the user wrote it raises a `UsageError`.
+        """
         run = ShownRun(folder.path, self._description, self._note, self.recorder.warn)
         for make in view.sinks():
             try:

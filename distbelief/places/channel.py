@@ -91,7 +91,10 @@ class Channel:
 
 
 def cut_off(connection: socket.socket) -> None:
-    """End the traffic on a connection, or at a listener, which wakes the thread that waits there; it stays open."""
+    """End the traffic on a connection, or at a listener, without closing it.
+
+    A thread that waits there wakes.
+    """
     with contextlib.suppress(OSError):  # on the socket below TLS, since another thread may be using the state of TLS
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 

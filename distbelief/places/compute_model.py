@@ -30,7 +30,7 @@ class ComputeModel(CheckedStruct, frozen=True):
     straggle_factor: float = 10.0
 
     def check(self, replicas: int) -> None:
-        """Refuse values that are impossible for this number of replicas."""
+        """Refuse, with a `UsageError`, values that are impossible for this number of replicas."""
         if self.spread not in SPREADS:
             raise unknown("spread of compute times", self.spread, SPREADS)
         if not (0 <= self.step < math.inf and 0 <= self.variation < math.inf):

@@ -133,7 +133,7 @@ def trained(
 ) -> tuple[Task, nn.Module]:
     """Return the task and the model of a run folder, or of a compressed file.
 
-    The first two arguments and `task` are as for `find`. The model is on `device` as replica `index` has it;
+    `path`, `data_dir` and `task` are as for `find`. The model is on `device`, as replica `index` of one machine has it.
     `inference` is float32, int8 or ids.
 
     Raises:

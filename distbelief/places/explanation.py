@@ -36,7 +36,10 @@ class Explanation(msgspec.Struct):
         return Cause.COORDINATOR_DIED if roles.COORDINATOR in self.deaths else cause_of(error)
 
     def explain(self, reason: str, role: str = "") -> JobFailed:
-        """Return the error for a failed job, with the roles that are gone; the death of `role` is the cause, if any."""
+        """Return the error for a failed job, with the roles that are gone and the way each ended.
+
+        `role` is the role whose death is the cause; "" if none.
+        """
         for one in (roles.COORDINATOR, role):
             if one in self.deaths:
                 return self.gone(one)

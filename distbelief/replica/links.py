@@ -88,7 +88,10 @@ class ShardLinks:
         return [Send(self._superior, membership.Rejoin(lost))]
 
     def reach(self, welcome: membership.Welcome) -> Steps[list[str]]:
-        """Open the missing links that a welcome names; return the shards with new ones."""
+        """Open the missing links that a welcome names; return the shards with new links.
+
+        A broken link to a live shard raises a `JobFailed`: the replica must start again.
+        """
         # It is unknown which messages on a broken link the shard has taken, and another link to the same incarnation
         # could not tell. So this incarnation of the replica ends, and the next counts its pushes from 1.
         self._sought = False

@@ -95,7 +95,11 @@ class AllBack(Exception):
 
 
 class ModelView:
-    """A replica's view of one of the job's models at the shards, which hold its parts, perhaps empty."""
+    """A replica's view of one of the job's models at the shards.
+
+    `parts` has the moving range of the model at each shard, perhaps empty. `slots` is the number of slots for its
+    gradient.
+    """
 
     def __init__(self, parts: list[tuple[str, Range]], vectors: Vectors, slots: int) -> None:
         self.parts = parts

@@ -187,7 +187,10 @@ class CrossingKey(NamedTuple):
 # are sent in parts, and kept by key until they are taken: another partition may be a step ahead, or already in the
 # job's next generation, and sends nothing twice.
 class SplitCompute:
-    """Steps of one partition; where all are on one host, tensors cross in shared memory, and else are sent."""
+    """Steps of one partition.
+
+    `crossings` is memory shared with the other partitions, where all are on one host. Without it tensors are sent.
+    """
 
     def __init__(self, siblings: Siblings, part: Part, crossings: Crossings | None = None) -> None:
         self.siblings, self._part, self._crossings = siblings, part, crossings

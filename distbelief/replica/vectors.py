@@ -28,7 +28,10 @@ class Vectors(Protocol):
         """Add a model's gradient of the step, times a weight, to a slot, or begin the slot with it."""
 
     def descend(self, rate: float, clipping: float = 1.0) -> None:
-        """Step the model with the gradient, times `clipping`: by plain SGD, or the local optimizer at `rate`."""
+        """Step the model with the step's gradient, times `clipping`: by the local optimizer, or by plain SGD.
+
+        `rate` is the learning rate of plain SGD. With a local optimizer it is a factor on that optimizer's rate.
+        """
 
     def change(self, slot: int, part: Range | None = None) -> None:
         """Write the change by local steps into a slot, or a part of it: the fetched values less the present ones."""

@@ -103,7 +103,8 @@ class VirtualClock:
     ) -> None:
         """Call a function at a moment that is not in the past.
 
-        A `queue` has calls that mostly come in the order of their moments; it is for speed, and the clock's alone.
+        A `queue` holds calls that are mostly made in the order of their moments. It is for speed alone, and only the
+        clock touches it.
 
         >>> clock, queue = VirtualClock(), deque()
         >>> for moment in (1.0, 3.0, 2.0): clock.call_at(moment, print, moment, queue)
@@ -145,7 +146,10 @@ class VirtualClock:
         self.turn_until(_READY)
 
     def turn_until(self, results: Sized) -> None:
-        """Jump from event to event, until one puts something into `results`; refuse a deadlock: none is to come."""
+        """Jump from event to event, until one of them puts something into `results`.
+
+        A job that waits while no event is to come is in a deadlock, which raises a `LocalProtocolError`.
+        """
         coming = self._coming
         while coming:
             self.time, order, function, argument, queue = coming[0]

@@ -181,7 +181,10 @@ def _kept(effect: Effect) -> Effect:
 
 
 def reads_only(settings: Settings, layout: Layout) -> bool:
-    """Return whether a replica may compute on the memory of its last update: it only reads, and fetches each step."""
+    """Return whether a replica only reads its parameters, and fetches them before each step.
+
+    It can then compute on the memory of its last update.
+    """
     cadence = settings.strategy.pushing
     fetches = cadence.fetch_every == 1 and not cadence.prefetch and not cadence.local_lr
     # a model with buffers writes to them in its forward passes

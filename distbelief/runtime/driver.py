@@ -122,7 +122,10 @@ class Driver:
         store: Store | None = None,
         worked: Callable[[], float] | None = None,
     ) -> None:
-        """Play a client, once the driver runs or `begin` is called; `worked` returns simulated work besides steps."""
+        """Play a client, from when the driver runs or `begin` is called.
+
+        `worked` returns the seconds of simulated work that its thread has done besides steps.
+        """
         player = self._add(role, endpoint)
         player.story, player.worker, player.store = story, worker, store
 
@@ -150,7 +153,11 @@ class Driver:
         self._players[role].worker = worker
 
     def link(self, role: str) -> None:
-        """Open a role's link to the coordinator; if that will restart, as soon as it is there. Else it must listen."""
+        """Open a role's link to the coordinator.
+
+        If the coordinator restarts, the link opens as soon as it is there. Else a coordinator that does not listen
+        raises a `JobFailed`.
+        """
         player = self._players[role]
         if player.caller is not None:
             player.caller.open()

@@ -52,7 +52,7 @@ class KeptState(msgspec.Struct, frozen=True):
 def packed(value: object, where: str) -> Any:
     """Turn a value into plain data for msgpack: scalars, and lists that begin with the name of a type.
 
-    A value of another type is refused, by its name `where`.
+    A value of another type is refused. `where` names the value in the error.
 
     >>> packed({"best": (1, 0.5)}, "it")
     ['dict', [['best', ['tuple', [1, 0.5]]]]]
@@ -134,9 +134,10 @@ class KeptObjects:
         self._values: dict[str, KeptValues] = {}
 
     def keep(self, objects: Mapping[str, object], saved: KeptState | None) -> KeptValues:
-        """Keep objects and values by name; give them their state in the checkpoint of a job that goes on.
+        """Keep objects and values by name, give them their `saved` state, and return the values.
 
-        A name that is kept already, or is not in the checkpoint, is refused.
+        `saved` is the state in the checkpoint from which the job goes on. A name that is kept already, or is not in the
+        checkpoint, is refused.
         """
         self.active, values = True, dict[str, object]()
         for name, item in objects.items():

@@ -36,8 +36,8 @@ _MANY: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, dequ
 def remember(value: Any, kinds: Mapping[str, type]) -> object:
     """Turn a machine into plain data: scalars, and lists that begin with the name of their class.
 
-    It may contain only objects of these kinds: messages, and those whose state is their attributes, without the values
-    that are `forgotten`.
+    It may contain only objects of these `kinds`: messages, and objects whose state is their attributes. Attributes that
+    are `forgotten` are left out.
     """
     name = type(value).__name__
     if isinstance(value, _PLAIN) and not isinstance(value, Enum):
@@ -84,9 +84,15 @@ SEEK_SECONDS = 0.1
 AWAY_SECONDS = 20.0
 """Longest absence of the coordinator."""
 KEPT, KEPT_EACH = 4096, 256
-"""Messages that a role keeps, and the coordinator for each role: more are never under way to one that listens."""
+"""Number of messages that a role keeps, and number that the coordinator keeps for each role.
+
+More are never under way to a receiver that listens.
+"""
 RETURN_SECONDS = 60.0
-"""Time in which guests, whose steps may be long, come back to a restarted coordinator: nobody reports their deaths."""
+"""Time in which guests come back to a restarted coordinator.
+
+It is long, since a step may take long, and no supervisor reports the death of a guest.
+"""
 
 
 class Session:
@@ -112,7 +118,10 @@ class Session:
         self.kept.append(message)
 
     def missed(self, heard: int) -> list[Message]:
-        """Return the messages to send again to the other side, given how many it has heard, if it can be so."""
+        """Return the messages to send again to the other side, which has received `heard` of them.
+
+        A number is refused if it is more than were sent, or if the rest is not kept any more.
+        """
         missing = self.said - heard
         if not 0 <= missing <= len(self.kept):
             raise RemoteProtocolError(

@@ -1,4 +1,8 @@
-"""Data of a script's loop: minibatches are read by their samples' numbers, here or by workers; a stream in order."""
+"""Data of a script's loop: data sets, loaders and streams of every kind.
+
+Minibatches are read by their samples' numbers, in this process or ahead of the step by a loader's workers. A stream is
+read in its order.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +43,10 @@ class Wanted(NamedTuple):
 
 
 class InLine:
-    """Data that are loaded between steps: `gather` makes a minibatch from samples of some numbers, and counts them.
+    """Data that are loaded between steps.
 
-    An epoch has so many samples, and a minibatch the batch size that the user sets; 0 for the job's.
+    `gather` makes a minibatch from the samples of these numbers, and counts them. `samples` is the number in an epoch.
+    `batch_size` is the one that the user sets; 0 for the job's.
     """
 
     def __init__(
@@ -50,7 +55,10 @@ class InLine:
         self.dataset, self.samples, self.batch_size, self._gather = dataset, samples, batch_size, gather
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """Return a minibatch, which draws from the job's seed and its own number, and its number of samples."""
+        """Return a minibatch and its number of samples.
+
+        The minibatch draws from the job's seed and its own number.
+        """
         seed_all(seed, *_place(wanted.batch))
         return self._gather(wanted.numbers)
 
@@ -61,7 +69,7 @@ class InLine:
 class Ahead:
     """Data that a `DataLoader`'s workers load ahead of the step; each minibatch draws from its own seed.
 
-    Workers start anew in each epoch, unless the loader keeps them. They load nothing before its epoch.
+    Workers start anew in each epoch, unless the loader keeps them. They load no minibatch before its epoch.
     """
 
     def __init__(self, loader: DataLoader[object], batch_size: int) -> None:
@@ -74,7 +82,10 @@ class Ahead:
         self._epoch = 0
 
     def load(self, wanted: Wanted, ahead: Iterable[Wanted], seed: int) -> tuple[object, int]:
-        """Return a minibatch and its number of samples; workers then load those `ahead`, before their steps."""
+        """Return a minibatch and its number of samples, from a worker that may have loaded it already.
+
+        Workers then load the minibatches `ahead`.
+        """
         if wanted.batch.epoch > self._epoch:
             self._epoch = wanted.batch.epoch
             # as torch does, so that a data set may change between epochs
@@ -224,7 +235,10 @@ def source_of(data: Any, batch_size: int = 0, num_workers: int = 0) -> Source | 
 
 
 def _of_loader(loader: DataLoader[object], batch_size: int) -> Source | Stream:
-    """Return a user's loader as a source or a stream; refuse one with its own order, or with an option of the job."""
+    """Return a user's loader as a source or a stream.
+
+    A loader with its own order, or with an option that belongs to the job, is refused.
+    """
     for name in ("__iter__", "_get_iterator"):
         if getattr(type(loader), name) is not getattr(DataLoader, name):
             raise UsageError(
@@ -328,7 +342,9 @@ def _place(batch: Batch) -> tuple[int, int]:
 class Batches:
     """The minibatches of one replica; iterate over them once, or once in each epoch of `replica.epochs()`.
 
-    `len()` is the number of minibatches in an epoch, over all replicas; where each has its own data, in its own.
+    `len()` is the number of minibatches in an epoch, over all replicas. Where each replica has its own data, it
+    is the number in these.
+
     `within` is the script's epoch when they were made; -1 before the first, or without a loop over epochs.
     """
 
@@ -362,7 +378,8 @@ class Batches:
     def last(self) -> bool:
         """True if the current minibatch is the last in this replica's epoch.
 
-        It is known where there is one replica, an order that is kept, or data of its own; else refused.
+        It is known where there is one replica, an order that is kept, or data of its own. Elsewhere reading it raises a
+        `UsageError`.
         """
         job = self._job
         if self.source.samples == STREAM:

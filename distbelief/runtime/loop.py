@@ -104,7 +104,10 @@ class Replica:
         """How far the job is, and what the script keeps."""
         self._loader: Loader | None = None
         self._compared = False
-        """True once the client knows its stream's start: a life compares it once, before its generators move on."""
+        """True once the client knows the start of its stream.
+
+        A life compares it once: later its generators may stand elsewhere than those of a replica that has restarted.
+        """
         self._batches_of: Batches | None = None
         self._gone_through: int | None = None
         """Epoch of the last loop over minibatches; -1 without a loop over epochs."""
@@ -614,7 +617,10 @@ class Replica:
         self._samples = operator.index(samples)
 
     def step(self, model: int = 0) -> None:
-        """Answer the client with a model's gradient, and run it to the next minibatch, for `optimizer.step()`."""
+        """Answer the client with a model's gradient, and run it to the next minibatch; `optimizer.step()` calls this.
+
+        `model` is the number of the model, where there are several.
+        """
         if self._void or (self._several and self._inside and self._handed[0] is not self._batch):
             return  # the job went back to a checkpoint, or has ended: the minibatch does not count any more
         if self._batch is None:
@@ -660,7 +666,10 @@ class Replica:
             self._story.report(norm, batch, step, "norm of the gradient")
 
     def _check_missing(self, model: int, module: nn.Module, frozen: frozenset[str], prefix: str) -> None:
-        """Refuse parameters without a gradient that are stepped all the same, and frozen ones that have a gradient."""
+        """Refuse parameters without a gradient that are stepped all the same, though plain PyTorch would not step them.
+
+        Frozen parameters that have a gradient are refused too: it would not be applied.
+        """
         for key, parameter in module.named_parameters():
             name = prefix + key
             if parameter.grad is not None and key in frozen:
@@ -689,7 +698,10 @@ class Replica:
         return "a standby steps all together (--standby)" if settings.standby else ""
 
     def _written(self) -> bool:
-        """Return whether the script has changed its parameters since the fetch; refuse what a job cannot follow."""
+        """Return whether the script has changed its parameters since they were fetched.
+
+        A change that the job cannot follow is refused.
+        """
         vectors = self._vectors
         assert vectors is not None
         vectors.follow()
@@ -820,7 +832,10 @@ class Replica:
             self._play_on()
 
     def leave(self) -> None:
-        """Leave the job: push accrued gradients, and let the others do the rest. A loop that ends early calls this."""
+        """Leave the job: push accrued gradients, and let the others do the rest. A loop that ends early calls this.
+
+        A split replica whose strategy cannot go on without it raises a `UsageError`.
+        """
         self._end_pause()
         if self._batch is not None:
             self._check_leaving("a loop that is left before its end")

@@ -28,17 +28,22 @@ from distbelief.tasks.flat import FlatModule
 from distbelief.transport.base import Arena, Endpoint, NetworkEndpoint
 
 COMPUTE, SHARE, UPDATE, WORK, WAIT, ASIDE = "compute", "share", "update", "work", "wait", "aside"
-"""Uses of a replica's time: a gradient or a share of it, an update, other work for a step, a wait, work outside."""
+"""Uses of a replica's time.
+
+In this order: a gradient, a share of a gradient, an update of shared memory, other work for the step, a wait, and work
+outside of steps, such as measuring the model.
+"""
 PARTS = (COMPUTE, SHARE, UPDATE, WORK, WAIT)
 ACCOUNT_SECONDS = 2.0
 """Least seconds between two accounts of a role: its times, its bytes, or all that it has applied."""
 
 
 class StepTimes:
-    """Times of one replica, from its first gradient to its last; there are `every` seconds or more between records.
+    """Times of one replica, from its first gradient to its last.
 
     In simulated time a thread may work while the client waits: `worked` returns the seconds of work that were neither
-    gradients nor waits. In real time these are the rest.
+    gradients nor waits. `worked` is None in real time, where such work is the rest. At least `every` seconds are
+    between two records.
 
     >>> moments = iter([0.0, 0.5, 0.75, 1.25, 1.5, 2.0])
     >>> times = StepTimes("replica 0", lambda: next(moments), print)
@@ -138,7 +143,10 @@ INTERRUPTS = (grouping.Halt, membership.Stop, membership.Farewell, events.Lost)
 
 
 Answer = Callable[[Computed | Sequence[Action] | None], None]
-"""Takes the result of a computation; in a script's loop also actions of its split model, or None at the end."""
+"""Function that takes the result of a computation.
+
+In a script's loop, the result may also be actions of its split model, or None at the end.
+"""
 Compute = Callable[[Batch, Answer], Computed | None]
 BecomeRole = Callable[[str, int, Shard], None]
 """Plays a role by its name and incarnation, with the machine that takes its place."""
@@ -235,7 +243,10 @@ class Store(Protocol):
 
 
 class Player:
-    """A role that the driver plays; clients that can go on are queued as `ready`."""
+    """A role that the driver plays.
+
+    `ready` is the driver's queue of clients that can go on.
+    """
 
     def __init__(self, role: str, endpoint: Endpoint, ready: deque[Player | None]) -> None:
         self.role, self.endpoint, self._ready = role, endpoint, ready
@@ -301,7 +312,10 @@ class Player:
         return formed
 
     def reduce(self, glance: Callable[[], None], now: Callable[[], float]) -> bool | None:
-        """Have the worker reduce for a moment; return whether all is added up (False: interrupted), None to go on."""
+        """Have the worker reduce for a moment; return whether the gradients are added up.
+
+        Return False also where that was interrupted, and None where it goes on.
+        """
         assert self.worker is not None
         done = self.worker.reduce()
         if done is None:

@@ -42,8 +42,10 @@ class ServerOptimizer(torch.optim.Optimizer):
     With local steps it sets the rate of the local optimizer: the replica's own optimizer is `vectors.local`.
 
     Each push carries the rate of a parameter group (`lr`, as `torch.optim.lr_scheduler` sets it), as a factor of the
-    rate with which the job began, and every other number that the script changes in a group. Groups and `defaults` are
-    those of `torch.optim`; `step` pushes the gradient. `first_group` is its first among those of several models.
+    rate with which the job began, and every other number that the script changes in a group.
+
+    `groups` and `defaults` are as in `torch.optim`; without `groups` there is one. `step` pushes the gradient.
+    `first_group` is the number of its first group, among those of several models.
     """
 
     def __init__(
@@ -104,7 +106,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, dict(state_dict))
 
     def hold(self, vectors: FlatModule, names: Mapping[int, str]) -> None:
-        """Step the part of a split model that is left here, whose parameters had these names, by their ids."""
+        """Step the part of a split model that is left in this process.
+
+        `names` has the names of the whole model's parameters, by their ids.
+        """
         parameters = dict(vectors.module.named_parameters())
         for group in self.param_groups:
             group["params"] = [parameters[name] for p in group["params"] if (name := names[id(p)]) in parameters]
@@ -112,7 +117,11 @@ class ServerOptimizer(torch.optim.Optimizer):
 
     @property
     def local(self) -> torch.optim.Optimizer:
-        """Optimizer of this replica's local steps, to keep its state: `replica.keep(local=optimizer.local)`."""
+        """Optimizer of this replica's local steps, to keep its state: `replica.keep(local=optimizer.local)`.
+
+        Reading it raises a `UsageError` where there are no local steps, or where each partition of a split replica
+        steps its part.
+        """
         if self.vectors.local is None:
             raise UsageError("optimizer.local: the job has no local optimizer, or its replicas are split")
         return self.vectors.local
@@ -123,7 +132,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         return self._options
 
     def changes(self) -> tuple[float, tuple[GroupOption, ...]]:
-        """Return the script's rate as a factor of the job's, and other changed options, if the shards can follow."""
+        """Return the script's rate as a factor of the job's, and the other options that it has changed.
+
+        A change that the shards cannot follow is refused.
+        """
         options = [*self._changed_options()]
         rates = [(float(group["lr"]), first) for group, first in zip(self.param_groups, self._rates, strict=True)]
         factor = 1.0
@@ -159,7 +171,10 @@ class ServerOptimizer(torch.optim.Optimizer):
         return GroupOption(self._first_group + group, name, values)
 
     def _changed_options(self) -> Iterator[GroupOption]:
-        """Yield the options that the script has changed, except the rate; refuse other values than numbers."""
+        """Yield the options that the script has changed, except the rate.
+
+        A value is refused if it is not a number, or needs state that the optimizer lacks.
+        """
         for number, (group, options) in enumerate(zip(self.param_groups, self._options, strict=True)):
             for name, first in options.items():
                 now = group[name]
@@ -181,7 +196,10 @@ class ServerOptimizer(torch.optim.Optimizer):
                 yield self._option(number, name, tuple(float(value) for value in values))
 
     def _factor(self, rates: Sequence[tuple[float, float]]) -> float:
-        """Return the rates as one factor of those at the start; -1 if the groups have different factors."""
+        """Return the rates as one factor of those at the start; -1 if the groups have different factors.
+
+        Rates without such a factor are refused, and so are changes that only the job may make.
+        """
         now = ", ".join(f"{rate:g}" for rate, _ in rates)
         factors = [rate / first for rate, first in rates if first]
         if not all(0.0 <= factor < math.inf for factor in factors) or any(rate for rate, first in rates if not first):

@@ -41,7 +41,7 @@ LayOut = Callable[[nn.Module, SplitGraph], Layout]
 
 @dataclass(frozen=True)
 class SplitCall:
-    """A script's call of `Replica.split`, which describes its arguments."""
+    """A script's call of `Replica.split`, where its arguments are described."""
 
     split: Split
     loss: LossFunction | None = None
@@ -66,7 +66,9 @@ class Cut(NamedTuple):
 
 
 class SplitModel(nn.Module):
-    """A model of which this process holds one part, from the first minibatch on, with the names of the whole model.
+    """A model of which this process holds one part, from the first minibatch on.
+
+    The parameters of the part keep the names that they have in the whole model.
 
     Args:
         minibatch: returns the current minibatch; raises an error if there is none.
@@ -109,9 +111,10 @@ class SplitModel(nn.Module):
         lay_out: LayOut,
         tell: Callable[[Parted], None] | None,
     ) -> tuple[FlatModule, ScriptedPart]:
-        """Keep a partition's part of the model, and drop the rest; refuse a model that cannot be traced or split so.
+        """Keep a partition's part of the model, and drop the rest.
 
-        `sample` loads some samples, as the loop gets them; `tell` takes the record of the split.
+        A model that cannot be traced, or cannot be split so, is refused. `sample` loads some samples, as the loop gets
+        them. `batch_size` is the most samples in a minibatch. `tell` takes the record of the split.
         """
         whole = self._whole.pop()
         arguments = self._of_sample(sample()) if self._example is None else self._example
@@ -154,7 +157,8 @@ class SplitModel(nn.Module):
     def forward(self, *arguments: object, **named: object) -> object:
         """Return the output of the whole model, or its loss, at every partition.
 
-        It is called once in a minibatch, with arguments like those of the trace, and with gradients on.
+        A minibatch has one call, with arguments like those of the trace, and with gradients on. Any other call raises a
+        `UsageError`.
         """
         here = self._check_moment()
         inputs, targets = (arguments, ()) if self._loss is None else (arguments[:-1], arguments[-1:])

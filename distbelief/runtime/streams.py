@@ -1,4 +1,7 @@
-"""Streams: data without a length, of which each replica reads its part in order; and the count of samples."""
+"""Streams: data without a length, of which each replica reads its part in order.
+
+The count of the samples of a minibatch is here too.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ class Stream:
     """A user's data without a length. A replica reads every n-th sample, or all of its own data.
 
     The stream draws from the epoch's seed, the same in all replicas that share it. `collate_fn` and the step draw from
-    the minibatch's seed. The user's loader makes minibatches; without a batch size, each of its samples is one.
+    the minibatch's seed. The user's loader makes minibatches. Where it has no batch size, each of its samples
+    is a minibatch. `batch_size` is the one that the user sets; 0 for the job's.
     """
 
     samples = STREAM
@@ -78,7 +82,7 @@ class Stream:
         """Return a minibatch and its number of samples, or None if the stream has ended before it.
 
         Minibatches before it are skipped; if it was passed, the stream is read from its start again. An epoch without a
-        sample is refused.
+        sample raises a `DataError`.
         """
         number, stream = batch.index % OWN, self.dataset
         back = batch.epoch != self._epoch or number < self._next
@@ -157,7 +161,10 @@ def _bytes_of(leaf: object) -> bytes:
 
 
 class WorkerBegin:
-    """Start of a worker: the user's `worker_init_fn` sees the user's own data set, and what cannot be sent is told."""
+    """Start of a worker, which shows the user's `worker_init_fn` the user's own data set.
+
+    A minibatch that the worker cannot send is reported.
+    """
 
     def __init__(self, begin: Callable[[int], None] | None) -> None:
         self.begin = begin
@@ -205,7 +212,7 @@ class CountedCollate:
 class StreamCollate:
     """A `collate_fn` of a stream: it draws from the minibatch's seed, and leaves the stream's generators alone.
 
-    Its items are minibatches if `whole`, else samples; they may be of a `part` of a stream whose start is compared.
+    Its items are minibatches if `whole`, else samples. `part` is the part of a stream whose start replicas compare.
     """
 
     def __init__(

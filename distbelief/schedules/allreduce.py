@@ -88,7 +88,10 @@ def halving_doubling(members: Sequence[int], whole: Range) -> Steps:
 
 
 def _around(members: Sequence[int], whole: Range, first: int, adds: bool) -> Steps:
-    """Send parts along a ring to all but one member; the first that member i sends is part i + `first`."""
+    """Send parts along a ring to all but one member.
+
+    The first part that member i sends is part i + `first`.
+    """
     count, parts = len(members), cut(whole, len(members))
     pairs = [(member, members[(i + 1) % count]) for i, member in enumerate(members)]
     steps = [[(*pair, parts[(i - t + first) % count]) for i, pair in enumerate(pairs)] for t in range(count - 1)]
@@ -187,7 +190,10 @@ def check_algorithm(name: str, others: Sequence[str] = ()) -> None:
 
 
 def check_hosts(algorithm: str, per_host: int, auto: bool) -> None:
-    """Refuse a number of ranks on each host if the algorithm does not use it; `auto` tells whether auto does."""
+    """Refuse a number of ranks on each host if the algorithm does not use it.
+
+    `auto` tells whether algorithm auto uses it.
+    """
     if per_host and not (algorithm.startswith(HIERARCHICAL) or (auto and algorithm == "auto")):
         algorithms = f"{HIERARCHICAL}{' or auto' if auto else ''}"
         reason = f"--per-host {per_host}: sets the ranks of a host, which --algorithm {algorithm} does not use"

@@ -264,6 +264,9 @@ def pipeline(algorithm: str, graph: SegmentGraph, microbatches: int = 1) -> Pipe
     - `1f1b`: a partition has at most as many microbatches in flight as there are partitions from it to the last
       (Narayanan et al. 2019, 2021).
 
+    `microbatches` is 1 or more; 1 for `sequential`. Another number, or an algorithm that is not in `PIPELINES`, raises
+    a `UsageError`.
+
     >>> [f"{way.value[0]}{number}" for way, number in pipeline("1f1b", chain(2), 3).orders[0]]
     ['f0', 'f1', 'b0', 'f2', 'b1', 'b2']
     """

@@ -213,7 +213,10 @@ def _square(part: Tensor) -> Tensor:
 # the other shards; `step` replaces them by the norms of whole layers, and finishes. Without cut layers `step` does
 # both.
 class Layers:
-    """Layers in one slice, of pieces with their parameters in the optimizer; other shards may hold parts of them."""
+    """Layers in one slice; other shards may hold parts of them.
+
+    `pieces` has the trained part of each section, with its parameter in the optimizer.
+    """
 
     def __init__(self, optimizer: Layerwise, layout: Layout, pieces: Sequence[tuple[Section, torch.Tensor]]) -> None:
         self._optimizer = optimizer

@@ -30,7 +30,9 @@ Make = Callable[[int, int], Message]
 
 
 def pack(arrays: dict[str, torch.Tensor], most: int) -> Iterator[tuple[StatePart, torch.Tensor]]:
-    """Copy arrays as plain bytes, in pieces of at most so many, each with its message; that has no number yet.
+    """Copy arrays as plain bytes, in pieces of at most `most` bytes, each with its message.
+
+    The messages have no numbers yet.
 
     >>> [(part.name, part.offset, piece.nbytes) for part, piece in pack({"a": torch.zeros(5)}, most=16)]
     [('a', 0, 16), ('a', 16, 4)]
@@ -137,10 +139,10 @@ class Mirror:
         whole: StateSent,
         beside: Iterable[tuple[Make, Payload]] = (),
     ) -> list[Effect]:
-        """Begin to mirror to a standby, which first receives copies of the shard's arrays.
+        """Begin to mirror to the standby at an address, which first receives copies of the shard's arrays.
 
-        The makers `beside` then make further messages with bytes. The counts of the `whole` end the state; their number
-        is replaced.
+        Then come the messages of the makers `beside`, each with its bytes. `whole` has the counts of the shard, and is
+        sent last; its number is replaced.
         """
         # The state is copied now and sent as vectors become free, while the shard continues. Later changes queue behind
         # it, so the standby applies them to the same state.

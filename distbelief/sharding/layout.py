@@ -287,7 +287,10 @@ def lay_out(
     split: Mapping[str, Sequence[Piece]] | None = None,
     models: Mapping[str, int] | None = None,
 ) -> Layout:
-    """Lay out a module's tensors; refuse other dtypes, pieces that are no whole, and a model with nothing to train.
+    """Lay out a module's tensors.
+
+    A dtype that is not supported, pieces that do not make up their tensor, and a model without a trained parameter
+    raise a `UsageError`.
 
     Args:
         tensors: all of them, each once.
@@ -386,7 +389,10 @@ def _checked(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Piece]:
 
 
 def check_same(server: Layout, joining: Layout, who: str) -> None:
-    """Refuse a model that differs from the server's with a `LayoutError` that names the first difference."""
+    """Refuse a model that differs from the server's.
+
+    The `LayoutError` names the first difference.
+    """
     if server == joining:
         return
     theirs, ours = joining.tensors, server.tensors

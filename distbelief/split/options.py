@@ -64,7 +64,7 @@ class Split:
     def parse(cls, text: str, partitions: int, chunks: int = 0, own: str | None = None) -> Split:
         """Return the split from a command line: a way, or `PATTERN=WAY,...` in which a number is a partition.
 
-        The task's own split, if it has one, replaces `auto`.
+        The task's `own` split, if it has one, replaces `auto`. A text of another form raises a `UsageError`.
 
         >>> Split.parse("auto", 2, own="groups").ways, Split.parse("stages", 2, own="groups").ways
         ('groups', 'stages')

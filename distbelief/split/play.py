@@ -28,7 +28,8 @@ class Microbatch(NamedTuple):
 def cut_minibatch(inputs: tuple[object, ...], targets: object, microbatches: int, chance: int = 0) -> list[Microbatch]:
     """Cut a minibatch into microbatches as equal as possible, the first ones larger.
 
-    Samples are in dimension 0 of all tensors. The step's number, `chance`, keys random draws.
+    `inputs` and `targets` are tensors, or structures of them, with samples in dimension 0. Anything else goes to every
+    microbatch whole. Each microbatch needs a sample. `chance`, the number of the step, keys random draws.
 
     >>> [part.weight for part in cut_minibatch((torch.zeros(5, 2),), torch.zeros(5), 2)]
     [0.6, 0.4]

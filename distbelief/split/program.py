@@ -1,4 +1,4 @@
-"""Programs of a split model: the segments of all partitions, and the share of the model that one computes with."""
+"""Programs of a split model: the segments of all partitions, and the part of the model that one partition holds."""
 
 from __future__ import annotations
 

@@ -233,7 +233,10 @@ class _Tracer(fx.Tracer):
 
 @contextlib.contextmanager
 def _buffers_kept() -> Iterator[None]:
-    """Refuse new buffers during tracing: torch.fx would leave its proxy in the model, and a partition use a copy."""
+    """Refuse the assignment of a new buffer during tracing.
+
+    torch.fx would leave its proxy in the model, and a partition would compute with a copy of the layer.
+    """
     plain = nn.Module.__setattr__
 
     def assign(module: nn.Module, name: str, value: Any) -> None:

@@ -94,12 +94,18 @@ class Strategy(StrategyOptions):
 
     @classmethod
     def players(cls) -> Players:
-        """Return the players of the roles, for a job of several processes. Imports torch."""
+        """Return the players of the roles, for a job of several processes. Imports torch.
+
+        A strategy that runs in one process has none, and raises a `LocalProtocolError`.
+        """
         raise LocalProtocolError(f"strategy {cls.name} has no players: one process runs the whole job")
 
     @classmethod
     def loop(cls, context: LoopContext) -> Loop:  # noqa: ARG003  # for strategies that have one
-        """Return the loop of a strategy that runs in one process. Imports torch."""
+        """Return the loop of a strategy that runs in one process. Imports torch.
+
+        A strategy of several processes has none, and raises a `LocalProtocolError`.
+        """
         raise LocalProtocolError(f"strategy {cls.name} has no loop of its own: its roles have players")
 
     def phantom(self, settings: Settings) -> Settings:
@@ -129,10 +135,10 @@ class Strategy(StrategyOptions):
         return f"strategy {self.name} has no shards whose memory its replicas could update"
 
     def check_machine(self, settings: Settings, machine: LocalMachine) -> None:
-        """Refuse options that mean nothing to processes of one machine."""
+        """Refuse, with a `UsageError`, options that mean nothing to processes of one machine."""
 
     def check_virtual(self, settings: Settings, cluster: Virtual) -> None:
-        """Refuse options that mean nothing on a simulated cluster."""
+        """Refuse, with a `UsageError`, options that mean nothing on a simulated cluster."""
         if cluster.adds:
             raise UsageError(
                 "--network reduce: sets how fast replicas add up gradients, which they do with strategies allreduce "
@@ -147,7 +153,7 @@ def is_alone(strategy: Strategy) -> bool:
 
 
 def check_local_links(cluster: Virtual) -> None:
-    """Refuse, with `UsageError`, links inside a host where each role has its own machine."""
+    """Refuse, with a `UsageError`, links inside a host where each role has its own machine."""
     if cluster.local and cluster.host_replicas is None:
         raise UsageError(
             "--network local-latency and local-bandwidth are of links inside a host: put roles on one host with "
@@ -156,10 +162,12 @@ def check_local_links(cluster: Virtual) -> None:
 
 
 def path_of(choice: str, strategy: Strategy, settings: Settings, carrier: str, lacking: str = "") -> str:
-    """Return the path of a job's updates; refuse with `UsageError` one that the job cannot take.
+    """Return the path of a job's updates.
 
-    Of the choices in `PATHS`, auto takes the direct one where it can. `carrier` says how bytes travel between replicas
-    and shards: shared or tcp. `lacking` says why the place has no direct path, and is empty where it has one.
+    `choice` is one of `PATHS`; auto takes the direct path where it can. `carrier` says how bytes travel between
+    replicas and shards: shared or tcp. `lacking` says why the place has no direct path; "" where it has one.
+
+    A choice that the job cannot take raises a `UsageError`.
     """
     among("path", choice, PATHS)
     why = strategy.served_because(settings, carrier)

@@ -40,7 +40,11 @@ Tell = Callable[[Parted], None]
 def split_graph(
     task: Task, model: nn.Module, settings: Settings, tell: Tell | None = None, inputs: object = None
 ) -> SplitGraph:
-    """Return the graph of a task's model, split as the settings say; example `inputs` replace data and loss."""
+    """Return the graph of a task's model, split as the settings say.
+
+    An example of the model's `inputs` replaces the task's data and loss. A model that cannot be split so raises a
+    `UsageError`.
+    """
     loss, targets = None, None
     if inputs is None:
         data, device, loss = as_data(task.train()), next(model.parameters()).device, task.loss
@@ -84,10 +88,10 @@ def part_of(
     rows: bool,
     device: torch.device | None = None,
 ) -> tuple[FlatModule, PartitionProgram]:
-    """Return a partition's parameters and its program, of the whole model with its initial parameters.
+    """Return a partition's parameters and its program.
 
-    `graph` is of this model, or of an equal one. With `rows` sparse gradients may stay sparse. Only the partition's
-    part moves to a device.
+    `model` is the whole model, with its initial parameters. `graph` is of this model, or of an equal one. With `rows`,
+    sparse gradients may stay sparse. Only the partition's part moves to `device`; None leaves it on the model's device.
     """
     partition = roles.partition_of(role)
     layout = layout_of(model, groups_of(model, settings.gradient_optimizer), graph.pieces)
@@ -198,9 +202,10 @@ class AnsweringPart(ModelPart):
 def answering_part(
     task: Task, model: nn.Module, settings: Settings, role: str, inputs: object, device: torch.device
 ) -> AnsweringPart:
-    """Return one partition of a model that answers, moved to its device; the whole model stays on the host.
+    """Return one partition of a model that answers.
 
-    The split is priced for as many batches in flight as there are microbatches. `inputs` are an example.
+    `model` is the whole model on the host, with the values to answer with. Only the partition's part moves to `device`.
+    `inputs` are an example of the model's. The split is priced for as many batches in flight as there are microbatches.
     """
     # a partition may have only frozen parameters: here these need gradients too
     for parameter in model.eval().parameters():

@@ -32,7 +32,9 @@ LARGEST = 65504.0
 
 
 class Autocast:
-    """Losses and gradients of a model in float32, bf16 or fp16; `tell` is called with a line about overflows.
+    """Losses and gradients of a model in float32, bf16 or fp16.
+
+    `precision` is one of these. `tell` is called with a line about overflows.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> _ = layer.weight.data.fill_(1.0)
@@ -51,7 +53,9 @@ class Autocast:
         self._steps = 0
 
     def backward(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        """Compute a loss, the same on each call of `loss_of`, and leave its gradient in the parameters' `.grad`.
+        """Compute the unscaled loss, and leave its gradient in the parameters' `.grad`.
+
+        `loss_of` computes the loss of a minibatch, the same on each call.
 
         Raises:
             TrainingError: fp16 cannot hold a value at any scale.
@@ -139,7 +143,7 @@ HIDDEN = ("scaled_dot_product", "rnn_layer", "_cudnn_rnn", "_thnn_fused", "_tril
 
 
 class FixedPoint(TorchDispatchMode):
-    """Losses and gradients of a model by products in dynamic fixed point, whose factors have so many bits.
+    """Losses and gradients of a model by products in dynamic fixed point, with factors of this many bits.
 
     Each factor of each product in a step has its own scale: the inputs, the weights and the gradients of each layer.
 

@@ -70,7 +70,10 @@ def layers(model: nn.Module) -> list[str]:
 
 
 def fill(model: nn.Module, file: ModelFile) -> nn.Module:
-    """Fill a model with the values of a file, and return it; raise a `LayoutError` for the first difference."""
+    """Fill a model with the values of a file, and return the model.
+
+    A file that does not fit the model raises a `LayoutError`, which names the first difference.
+    """
     state, tensors = file.state(), model.state_dict()
     for name, tensor in tensors.items():
         if name not in state:

@@ -107,6 +107,8 @@ def mnist(data_dir: str | None = None) -> Task:
 def mnist_lenet(data_dir: str | None = None) -> Task:
     """Make the task of Caffe's LeNet-5 on MNIST (431,080 parameters): float32 (n, 1, 28, 28) to int64 (n,).
 
+    `data_dir` is as for `mnist`.
+
     >>> sum(p.numel() for p in mnist_lenet().model().parameters())
     431080
     """
@@ -151,7 +153,10 @@ def _standardised(images: Tensor) -> Tensor:
 
 
 def load_mnist(data_dir: str | None, shape: tuple[int, ...], part: Literal["train", "t10k"]) -> TensorData:
-    """Load MNIST's images in a shape of 784 numbers, with their digits, or raise a `DataError`."""
+    """Load MNIST's images in a shape of 784 numbers, with their digits.
+
+    Files that cannot be had, or are not MNIST's, raise a `DataError`.
+    """
     folder = folder_of(data_dir)
     paths = [_file(folder, name) or folder / name for name in FILES if name.startswith(part)]
     images, labels = read_idx(paths[0], (28, 28)), read_idx(paths[1], ())

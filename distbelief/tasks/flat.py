@@ -206,9 +206,14 @@ class FlatModule:
     """A module whose parameters and buffers are in a flat vector: the vectors of a story.
 
     On a GPU the module is in a flat vector of the device; `swap` and `carry_buffers` copy between it and the vectors of
-    the host, which are pinned. The layout is that of the whole model, whose pieces for a partition (-1 for all) the
-    module holds; by default it is made of the module and the parameter groups. With `rows`, sparse gradients stay
-    sparse; else embeddings make dense ones. The tensors of an `owned` module are its user's, and are never replaced.
+    the host, which are pinned.
+
+    Args:
+        groups: parameter groups, as for `layout_of`.
+        rows: whether sparse gradients stay sparse; else embeddings make dense ones.
+        layout: layout of the whole model if it is split; by default the layout of the module.
+        partition: partition whose pieces the module holds; -1 for the whole model.
+        owned: whether the module is a user's, whose tensors are never replaced.
     """
 
     def __init__(
@@ -282,8 +287,8 @@ class FlatModule:
         """Use these vectors (1-D uint8 of the range `held`): gradient slots, and parameters to compute with.
 
         `landed` returns the vector in which a fetch has really landed; by default it is the named one. With `lies`, a
-        gradient stays in its own tensor until all shards have applied it. If others read these vectors, there is a
-        `remedy` for a model that writes to its parameters.
+        gradient stays in its own tensor until all shards have applied it. If others read these vectors, `remedy` is
+        the advice for a model that writes to its parameters; else it is "".
         """
         self._gradients, self._parameters = list(gradients), list(parameters)
         self._landed, self._lies, self._lying = landed, lies, [() for _ in gradients]
@@ -526,7 +531,10 @@ class FlatModule:
             self._stepped = set()
 
     def mix(self, part: Range, alpha: float) -> None:
-        """Move the parameters in a range to the fetched ones, which weigh 1 - alpha, and take the fetched buffers."""
+        """Move the parameters in a range to the fetched ones, and take the fetched buffers.
+
+        `alpha` is the weight of the present values, 0 to 1.
+        """
         fetched = self._views(self._parameters[self._landing])
         for entry, before, tensor in zip(self._entries, fetched, self._tensors, strict=True):
             some = _elements(entry, part)

@@ -29,7 +29,10 @@ PAIRED_BITS = 4
 
 
 def lean(model: nn.Module, inference: str, file: ModelFile | None = None) -> nn.Module:
-    """Replace layers of a model by ones that compute in int8, or look up the ids of its file; return the model.
+    """Replace layers of a model by ones that compute in few bits, and return the model.
+
+    `inference` is float32 (nothing is replaced), int8, or ids, which needs the `file` of the values. Another name, or a
+    model without a layer that can be replaced, raises a `UsageError`.
 
     >>> model = nn.Sequential(nn.Linear(4, 2, bias=False))
     >>> _ = model[0].weight.data.copy_(torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]]))

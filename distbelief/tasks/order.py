@@ -56,7 +56,7 @@ def seed_all(seed: int, epoch: int, index: int) -> None:
 class Order:
     """The minibatches of an epoch: its samples, permuted by a seed or in their order; the last may be smaller.
 
-    If each replica keeps a part of the data, `owners` are the replicas of all samples (int64); the parts follow each
+    If each replica keeps a part of the data, `owners` has the replica of each sample (int64). These parts follow each
     other.
 
     >>> order = Order(samples=5, batch_size=2, seed=0)
@@ -87,7 +87,10 @@ class Order:
         return cls(samples, settings.batch_size, settings.seed, settings.order, owners)
 
     def indices(self, epoch: int, index: int) -> Tensor:
-        """Return the samples of minibatch `index` of an epoch: int64, on the CPU, not to be written to."""
+        """Return the samples of minibatch `index` of an epoch: int64, on the CPU, not to be written to.
+
+        An index beyond the samples here raises a `DataError`: other processes have more data.
+        """
         position = index % OWN
         if position >= self.batches:
             raise DataError(

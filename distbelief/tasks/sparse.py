@@ -13,7 +13,7 @@ from distbelief.sharding.layout import Layout
 SPARSE = ("sgd", "adagrad")
 """Optimizers whose rule in torch touches only the rows of a sparse gradient."""
 DENSE = ("momentum", "weight_decay", "nesterov", "maximize")
-"""Options with which they touch other rows too."""
+"""Options with which these optimizers touch other rows too."""
 
 
 def check_dense(gradient: torch.Tensor | None) -> None:

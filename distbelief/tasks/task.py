@@ -129,7 +129,8 @@ def as_data(dataset: Data | Dataset[object] | Sequence[object]) -> Data:
 def correct(output: Tensor, target: Tensor) -> Tensor:
     """Count the samples whose largest output is the target's class: the metric of a classification.
 
-    The output has scores, floating, of shape (n, classes), and the target classes, int64, of shape (n,).
+    `output` has scores of shape (n, classes), and `target` classes of shape (n,), as whole numbers. Other shapes or
+    dtypes raise a `ValueError`.
 
     >>> correct(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor(1)

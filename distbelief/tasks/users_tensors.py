@@ -63,7 +63,10 @@ class UsersTensors:
         self._targets = []
 
     def follow(self) -> None:
-        """Look up the names again if members have changed; raise a `UsageError` for a tensor that does not fit."""
+        """Look up the names again if members have changed.
+
+        A tensor that is new, gone or replaced, or has another shape, dtype or device, raises a `UsageError`.
+        """
         named, now = {}, self.now
         if any([*map(id, held.values())] != ids for held, _, ids in self._held):
             named = {name: tensor for _, name, tensor in named_tensors(self._module)}

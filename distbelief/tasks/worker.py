@@ -29,9 +29,10 @@ MEASURE_BATCH = 1000
 
 
 def placed(device: str, index: int = 0) -> torch.device:
-    """Return the device that `--device` means for the computing process `index` of a machine, or raise a `UsageError`.
+    """Return the device that `--device` means for the computing process `index` of a machine.
 
-    `cuda` deals the GPUs of a machine to its replicas or partitions in turn.
+    `cuda` deals the GPUs of a machine to its replicas or partitions in turn. A device that is unknown or missing raises
+    a `UsageError`.
 
     >>> placed("cpu", 3)
     device(type='cpu')
@@ -47,7 +48,11 @@ def placed(device: str, index: int = 0) -> torch.device:
 
 
 def build_model(task: Task, seed: int, device: str, index: int = 0) -> nn.Module:
-    """Build the model of a task from a seed, on the device of process `index`, or raise a `TrainingError`."""
+    """Build the model of a task from a seed, on the device of process `index`.
+
+    A function of the user's that fails, or returns no module, raises a `TrainingError`. A missing device raises a
+    `UsageError`.
+    """
     place = placed(device, index)
     torch.manual_seed(seed)
     try:
@@ -99,7 +104,11 @@ def with_data(task: Task, data: Data) -> Task:
 
 
 class Trainer:
-    """Computer of the gradient of one minibatch after another, each clipped to a global norm (0 for none)."""
+    """Computer of the gradient of one minibatch after another.
+
+    `clip_norm` is the global norm to which each gradient is clipped; 0 for none. `arithmetic` is the name of the
+    arithmetic of losses and gradients. A last minibatch of one sample is refused if the model's batch norm refuses it.
+    """
 
     def __init__(
         self,
@@ -142,7 +151,10 @@ class Trainer:
                 ) from error
 
     def compute(self, batch: Batch) -> Computed:
-        """Compute the mean loss of a minibatch, leave its gradient in `.grad`, or raise a `TrainingError`."""
+        """Compute the mean loss of a minibatch, and leave its gradient in the parameters' `.grad`.
+
+        An error in the user's model or loss raises a `TrainingError`.
+        """
         start, arithmetic = time.perf_counter(), self._arithmetic
         before, self._load = (arithmetic.overflows, arithmetic.counted), 0.0
         for parameter in self._parameters:

@@ -25,9 +25,10 @@ def check_codec(
     bound: Callable[[npt.NDArray[Value]], npt.NDArray[Any]] = np.zeros_like,
     seed: int = 0,
 ) -> None:
-    """Check every promise of `distbelief.codecs.codec` on 1-D examples, and on an empty one.
+    """Check every promise of `distbelief.codecs.codec`.
 
-    `bound` returns the largest error of each decoded value, by default 0; `seed` is that of the corruptions.
+    `examples` are 1-D arrays that the codec can encode; an empty one is added. `bound` returns the largest error of
+    each decoded value, by default 0. `seed` is the seed of the corruptions.
 
     Raises:
         AssertionError: a promise is broken; the text names it and the example.

@@ -38,7 +38,10 @@ class Side(NamedTuple):
 
 
 Open = Callable[[str, int, Sequence[Bucket]], Side]
-"""Function that opens a side, several times, given the algorithm, the number of bytes, and the vectors in them."""
+"""Function that opens a side, given the algorithm, the number of bytes, and the vectors in them.
+
+It is called several times, and opens a fresh side each time.
+"""
 
 
 def check_fabric(open_side: Open, rank: int, ranks: int, meet: Callable[[], object], algorithms: Sequence[str]) -> None:

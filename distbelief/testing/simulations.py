@@ -57,7 +57,9 @@ def attach(network: VirtualNetwork, *checkers: Checker) -> None:
 
 
 class Observed:
-    """Simulated run with checkers, which keeps nothing on disk; after `limit` messages the job counts as endless.
+    """Simulated run with checkers attached.
+
+    It keeps nothing on disk. After `limit` messages the job counts as endless.
 
     >>> from distbelief.strategies import Downpour
     >>> run = Observed(Job(task="digits", strategy=Downpour(replicas=2)), Simulated(phantom=True)).run()
@@ -190,7 +192,10 @@ class Death(NamedTuple):
 
 
 def causes(replicas: int, restarts: int, deaths: Sequence[Death], interrupted: bool) -> Collection[Cause]:
-    """Return the allowed causes of the end of a job on shards, interrupted or not before it was ending.
+    """Return the allowed causes of the end of a job on shards.
+
+    `restarts` is the number for each role, and `deaths` are those of the job's roles. `interrupted` is true if the job
+    was interrupted before it was ending.
 
     >>> shard = Death("shard 0", 0, started=True, saved=True, ending=False)
     >>> causes(2, 1, [shard], interrupted=False) == DONE

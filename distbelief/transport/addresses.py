@@ -76,7 +76,10 @@ def cut(where: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[str]:
-    """Have multiprocessing make its sockets in a temporary folder; yield this process's short name of it."""
+    """Have multiprocessing make its sockets in a temporary folder; yield a short name of that folder.
+
+    Only this process can use the name.
+    """
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its stubs lack it
     with tempfile.TemporaryDirectory(prefix="distbelief-", ignore_cleanup_errors=True) as folder:
         place = os.open(folder, os.O_PATH)  # TMPDIR may be long, and the name of a socket may have only 107 characters
@@ -89,7 +92,10 @@ def socket_folder() -> Iterator[str]:
 
 
 def nameless(address: str, process: int | str = "self") -> str:
-    """Return a socket's address that lasts as long as this process; others use it through the process's id."""
+    """Return another address of a socket, which lasts as long as this process.
+
+    `process` is self for use by this process, or its id for use by others.
+    """
     return f"/proc/{process}/fd/{os.open(address, os.O_PATH)}"
 
 

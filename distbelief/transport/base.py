@@ -76,7 +76,11 @@ def outside(message: Bulk | SlotRequest, slots: int, held: Range) -> str:
 
 
 def checked(message: Bulk, payload: Payload | None, slots: int, held: Range) -> torch.Tensor:
-    """Return a payload, one contiguous tensor, as bytes; refuse one that does not fit a range in `slots` vectors."""
+    """Return a payload as bytes that fit its message's range, in one of `slots` vectors of the `held` bytes.
+
+    A range outside of these raises a `LocalProtocolError`. So does a payload that is not one contiguous tensor of the
+    range's length.
+    """
     if wrong := outside(message, slots, held):
         raise LocalProtocolError(f"{wrong}: send a range that fits them")
     size = message.stop - message.start

@@ -41,7 +41,10 @@ class RoleFlow(Flow):
 
 
 class RoutedNetwork(VirtualNetwork):
-    """Virtual network over a topology; a single switch behaves like none, since the latency is that of two cables."""
+    """Virtual network over a topology.
+
+    A single switch behaves like no topology, since the latency is that of two cables.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,10 @@ class RoutedNetwork(VirtualNetwork):
         return endpoint
 
     def host_of(self, role: str) -> int:
-        """Return the number of a role's host: shards are spread over switches, each standby on another."""
+        """Return the number of a role's host.
+
+        Shards are spread over switches, and a standby is on another switch than its shard if there is one.
+        """
         parsed = roles.parse(role)
         if parsed.kind is roles.Kind.REPLICA:
             return parsed.index // self.per_host

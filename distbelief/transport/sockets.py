@@ -96,7 +96,10 @@ class SocketEndpoint(NetworkEndpoint):
 
     @abstractmethod
     def _borrow(self, link: Link) -> None:
-        """Set `link.lent` to the vectors that the peer's Hello lends; raise RemoteProtocolError if it cannot."""
+        """Set `link.lent` to the vectors that the peer's Hello lends.
+
+        Raise RemoteProtocolError if that is impossible.
+        """
 
     @abstractmethod
     def _carry(self, link: Link, message: Bulk, payload: torch.Tensor) -> memoryview | None:

@@ -109,9 +109,10 @@ class TcpEndpoint(SocketEndpoint):
             )
 
     def listen(self, address: str = "", advertise: str = "") -> str:
-        """Accept links; return the address to advertise, with the host of `address` if `advertise` is "".
+        """Accept links; return the address to advertise.
 
-        Port 0 lets the kernel choose a port, and "" is loopback; other networks need `insecure`.
+        `address` is where to listen: port 0 lets the kernel choose a port, and "" is loopback. Any other address needs
+        `insecure`. `advertise` is the name or number by which others reach this host; "" for the host of `address`.
         """
         address = address or f"{_SCHEME}127.0.0.1:0"
         family, (host, port, *rest) = self._resolve(address)

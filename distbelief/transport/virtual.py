@@ -120,7 +120,8 @@ class VirtualNetwork:
     def delay(self, link: VirtualLink, arrival: Arrival, arrives: float, takes: float, latency: float) -> float:
         """Return the moment of an arrival after additions, random delays and outages.
 
-        Without these it `arrives` after it `takes` so many seconds in a port, and the latency of its line.
+        `arrives` is the moment without these. `takes` is the time that the message spends in a port, and `latency` that
+        of the line, both in seconds.
         """
         model, payload = self.model, arrival.payload
         if model.reduction and payload is not None and self.adds(arrival.event):  # type: ignore[arg-type]  # a message
@@ -321,7 +322,10 @@ class VirtualEndpoint(Endpoint):
         return Arrival(arrival.sender, event, here)
 
     def _succeeds(self, theirs: VirtualLink) -> bool:
-        """Return whether a message is from a later incarnation than the link's, not from an earlier; open its link."""
+        """Return whether a message is from a later incarnation than the link's, and replace the link if it is.
+
+        A message from an earlier incarnation is late, and is ignored.
+        """
         sender = theirs.sender
         before = self.links[sender.role].peer
         if sender.incarnation < before.incarnation:

@@ -81,7 +81,11 @@ INCEPTIONS = {
     "5a": (832, 256, (160, 320), (32, 128), 128),
     "5b": (832, 384, (192, 384), (48, 128), 128),
 }
-"""Numbers of maps (table 1 of the paper): input, 1x1, the 1x1 before 3x3 and it, before 5x5 and it, after the pool."""
+"""Numbers of maps in each module (table 1 of the paper).
+
+In this order: of its input, of 1x1, of the 1x1 before 3x3 and of 3x3, of the 1x1 before 5x5 and of 5x5, and of the 1x1
+after the pool.
+"""
 
 
 def _inception_v1() -> nn.Module:
@@ -186,8 +190,9 @@ def _enlarge(images: Tensor, side: int) -> Tensor:
 class Inception(nn.Module):
     """An Inception module: four paths over the same input, whose outputs are concatenated (Szegedy et al. 2014).
 
-    The paths are 1x1; 1x1 and then 3x3; 1x1 and then 5x5; and a 3x3 maximum and then 1x1 (figure 2b). The numbers of
-    maps are those of the input and of each path; in the second and third, those after the reduction and at the end.
+    The paths are 1x1; 1x1 and then 3x3; 1x1 and then 5x5; and a 3x3 maximum and then 1x1 (figure 2b). The arguments
+    are numbers of maps: of the input, and of each path. Those of the second and third path are the numbers after the
+    reduction and at the end.
 
     Input float32 of shape (n, maps, height, width); output of the same height and width.
 

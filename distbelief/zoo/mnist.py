@@ -67,6 +67,8 @@ class LocallyConnected(nn.Module):
     padding. The parameters of a row are consecutive: `weight` has shape (rows, columns, filters, maps * patch * patch),
     `bias` (rows, columns, filters). Both are initialised as in `nn.Conv2d`.
 
+    `size` is the height and width of the input, `patch` those of a filter, and `stride` the distance between patches.
+
     >>> layer = LocallyConnected(1, 8, (28, 28), 10)
     >>> layer(torch.zeros(2, 1, 28, 28)).shape, sum(p.numel() for p in layer.parameters())
     (torch.Size([2, 8, 19, 19]), 291688)

@@ -38,7 +38,9 @@ class TextEnum(StrEnum):
 
 
 class States(Generic[State]):
-    """States of a thing, the first of them initial, their meanings, and all moves between them that are allowed.
+    """States of a thing, their meanings, and the allowed moves between them.
+
+    The first state is the initial one. Staying in a state is not a move.
 
     >>> from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
     >>> CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.HOLDING)
@@ -55,7 +57,7 @@ class States(Generic[State]):
         }
 
     def move(self, before: State, after: State, on: type | None = None) -> State:
-        """Return the state after a move, which the event `on` causes if it is given; staying is no move."""
+        """Return the state after a move that the table allows; `on` is the event that causes it, if that is known."""
         if before is after:
             return after
         known = self._moves.get((before, after))

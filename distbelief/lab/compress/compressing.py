@@ -55,9 +55,9 @@ def compress(
     on: Local | Simulated | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Json:
-    """Compress the model of a run into one file.
+    """Compress the model of a run folder into the file `out`.
 
-    Further training is on the place `on`, by default processes of this machine; a simulated place must keep its run
+    `on` is the place of further training, by default processes of this machine. A simulated place must keep its run
     folders. `tell` receives a line about each step.
 
     Returns:
@@ -282,8 +282,9 @@ def share_values(tensor: Stored, bits: int, start: str, seed: int) -> Stored | s
 def cluster(values: Floats, clusters: int, start: str, seed: int) -> tuple[Floats, Symbols]:
     """Cluster finite numbers by Lloyd's k-means until convergence; return ascending centers and each number's nearest.
 
-    The initial centers are evenly from the least number to the largest (linear), have equally many numbers between
-    neighbours (density), or are some of the numbers (random, from a seed).
+    `start` chooses the initial centers: linear (evenly from the least number to the largest), density (equally many
+    numbers between neighbours), or random (some of the numbers, by the seed). There are at most as many centers as
+    different numbers.
 
     >>> cluster(np.array([0.0, 9.0, 1.0, 8.0], dtype=np.float32), 2, "linear", 0)
     (array([0.5, 8.5], dtype=float32), array([0, 1, 0, 1], dtype=uint16))
@@ -330,9 +331,9 @@ def with_precision(file: ModelFile, precision: str) -> ModelFile:
 
 
 def expand(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the dense state dict of a compressed file as safetensors, with copies under tied names; return its path.
+    """Write the dense state dict of a compressed file as safetensors, with copies under tied names.
 
-    By default it is beside the compressed file, with the suffix .safetensors.
+    Return the path of the written file: `out`, by default beside the compressed file, with the suffix .safetensors.
 
     Raises:
         DataError: the file is missing, truncated, foreign or corrupt.

@@ -39,7 +39,10 @@ LINE = LinkModel(50e-6, 1.25e9)
 """Default link between two partitions."""
 PARAMETERS, GRADIENTS, STATE, KEPT = "parameters", "gradients", "optimizer state", "kept and received"
 KINDS = (PARAMETERS, GRADIENTS, STATE, KEPT)
-"""Kinds of a partition's memory. Parameters include buffers; kept is for its backward pass, with what slots hold."""
+"""Kinds of a partition's memory.
+
+Parameters include buffers. Kept is what its backward pass needs, with the contents of slots.
+"""
 
 
 class ModulePlacement(msgspec.Struct, frozen=True):
@@ -385,7 +388,10 @@ class Turns:
         return watch
 
     def _keep(self) -> None:
-        """Measure the bytes that autograd keeps for the whole model, and for each segment besides those received."""
+        """Measure the bytes that autograd keeps for the whole model, and for each segment.
+
+        The values that a segment has received do not count for it.
+        """
         modules = [self._model, *(program.module for program in self._programs)]
         held = {_address(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
         watch = _SegmentMeter(self._clock, held)

@@ -39,7 +39,10 @@ PROBE = 1 << 14
 INPUT, PARAMETERS, GRADIENTS = "input batch", "parameters", "gradients"
 STATE, MAPS, MAP_GRADIENTS = "optimizer state", "feature maps", "their gradients"
 KINDS = (INPUT, PARAMETERS, GRADIENTS, STATE, MAPS, MAP_GRADIENTS)
-"""Kinds of memory. Parameters include buffers; gradients of feature maps include all work space after the forward."""
+"""Kinds of an iteration's memory.
+
+Parameters include buffers. Gradients of feature maps include work space of the backward pass and the update.
+"""
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -119,7 +122,10 @@ class Tracer:
         return self._iteration(batch_size, _vectors(optimizer)).trace(batch_size)
 
     def mapped(self, batch_size: int) -> dict[str, int]:
-        """Return the bytes by kind of allocations of `MAPPED` or more; none if the minibatch cannot be computed."""
+        """Return the bytes of allocations of `MAPPED` or more, by kind.
+
+        There are none if the minibatch cannot be computed.
+        """
         try:
             return self._iteration(batch_size, (0.0, 0.0)).mapped()
         except TrainingError:

@@ -76,7 +76,11 @@ class Terms(msgspec.Struct, frozen=True):
     waits_for: str = ""
     """Sender that ends the longest waits: shard, replica or coordinator."""
     spared: dict[str, float] = {}
-    """Seconds that a step would save without a network, then messages and updates, a straggler, and other waits."""
+    """Seconds of a priced step, by the bound that causes them.
+
+    The step would save them without a network, then with free messages and updates, without a straggler, and without
+    the remaining waits. What is left is the processor's.
+    """
 
     @property
     def step(self) -> float:

@@ -122,10 +122,10 @@ def scaling(
     split: Partitions | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Scaling:
-    """Measure the numbers that fit this machine, and simulate all; raise as `plan`.
+    """Measure the numbers that fit this machine, and simulate all.
 
     The counts are of replicas, or of partitions if a split is named; 1 is always among them. More partitions than this
-    machine has cores have a machine each.
+    machine has cores have a machine each. Errors are those of `plan`.
     """
     resolved = planning.resolved_task(task, request)
     counts = sorted({1, *counts})

@@ -26,7 +26,10 @@ SAMPLES, TEST_SAMPLES = 20_000, 4_000
 
 
 def words() -> Task:
-    """Predict the next word of Python's `help()` from the two before; word frequencies are natural."""
+    """Predict the next word of Python's `help()` from the two before.
+
+    The frequencies of words are those of natural language.
+    """
     return Task(
         model=lambda: nn.Sequential(
             nn.Embedding(WORDS, WIDTH),
@@ -56,7 +59,10 @@ def deep_sigmoids(data_dir: str | None = None) -> Task:
 
 
 def even_sigmoids(data_dir: str | None = None) -> Task:
-    """Return `deep_sigmoids` with four times as large initial weights, which keep gradients equal between layers."""
+    """Return `deep_sigmoids` with initial weights four times as large.
+
+    They keep gradients equal from layer to layer.
+    """
     return _images(partial(_sigmoids, 4.0), data_dir)
 
 

@@ -35,7 +35,10 @@ from distbelief.transport.secure import TlsSocket
 
 
 class Agent:
-    """Agent that serves the requests on a line to the supervisor, until the line ends, or one of `ends`."""
+    """Agent that serves the requests on a line to the supervisor, until the line ends.
+
+    The end of a connection in `ends` is the agent's end too.
+    """
 
     def __init__(self, line: Channel, ends: Sequence[Connection] = ()) -> None:
         self._line, self._ends = line, ends
@@ -148,7 +151,11 @@ class Agent:
 
 
 def greeting(port: int, mark: str) -> messages.Greeting:
-    """Return the description of this host: a port for others to try, and whether it sees `mark` in the run folder."""
+    """Return the description of this host.
+
+    `port` is where others may try to reach it. `mark` is the path of a file in the run folder: a host that sees the
+    file sees the folder.
+    """
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     login = os.environ.get("SSH_CONNECTION", "").split()[0::2]
     return messages.Greeting(
@@ -180,7 +187,8 @@ def introduction(start: launched.Launched) -> messages.AttendMeeting:
 def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connection] = ()) -> int:
     """Serve the process that made the ticket: as this host's agent if it opens a job, else until its job is over.
 
-    Return the status of the job, 1 where the other process is gone; `ends` are as for `Agent`.
+    Return the status of the job; 1 where the other process is gone. `far` is the connection to that process. `start` is
+    the place of this process among those that have the ticket. `ends` are as for `Agent`.
     """
     assert isinstance(far, TlsSocket)
     ticket.say(far, introduction(start))

@@ -41,8 +41,8 @@ KEPT_BACK = ("DISTBELIEF_ROLE", "DISTBELIEF_TICKET")
 class Engine:
     """Way to start agents on hosts, and the server that lets them in, each by its ticket.
 
-    An agent ends when its line is closed, or silent for too long. Agents reach this host by the address of a network
-    interface; "" stands for any.
+    An agent ends when its line is closed, or silent for too long. `interface` is the network interface by whose address
+    agents reach this host; "" for any.
     """
 
     def __init__(self, interface: str = "") -> None:

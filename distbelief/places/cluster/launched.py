@@ -152,7 +152,7 @@ def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
     Args:
         start: the first process of this start.
         out: the folder that its command names.
-        restarts: the largest number that the launcher counts on any host.
+        restarts: the largest number of restarts that the launcher counts on any host.
     """
     now = told_of(start)
     for run in ([Path(out)] if out else Path("runs").glob("*")) if start.launcher in RESTARTS else ():

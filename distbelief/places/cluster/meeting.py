@@ -59,7 +59,10 @@ class Invitation(Protocol):
 
 
 class TicketFile:
-    """Invitation for the processes of a launcher: a ticket file in a shared folder, or in the working one."""
+    """Invitation for the processes of a launcher: a ticket file in a folder that all hosts share.
+
+    A folder of "" is the working directory.
+    """
 
     def __init__(self, start: Launched, folder: str) -> None:
         self.here: Launched | None = start

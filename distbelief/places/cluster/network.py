@@ -98,9 +98,9 @@ def try_all(others: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def attempt(where: str, size: int = 0) -> str:
-    """Try to reach a port, and a `WayServer` there with so many bytes each way.
+    """Try to reach a port; return "" if it answers, else the reason why it does not.
 
-    Return "" if it answers, else the reason why it does not.
+    `where` is the address, `host:port`. If a `WayServer` listens there, `size` is the number of bytes to send each way.
     """
     try:
         connection = socket.create_connection(cut(where), TRY_SECONDS)
@@ -148,7 +148,8 @@ def _trip(connection: socket.socket, size: int, back: int = 1) -> float:
 def choose(name: str, addresses: Sequence[str], answers: Mapping[str, Sequence[str]]) -> str:
     """Return the first address of a host that all others have reached.
 
-    The best address is the first; `answers` are those of the others, as from `try_all`.
+    `addresses` are those of the host, the best first. `answers` has the result of each other host for each address, as
+    from `try_all`.
 
     Raises:
         UsageError: there is none; the message names both hosts, and the addresses that were tried.

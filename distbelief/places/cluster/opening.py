@@ -28,8 +28,8 @@ ALL_PAIRS = 16
 def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, woken: Connection) -> Opened:
     """Start the agents of hosts, and find addresses by which the others reach each of them, and this one.
 
-    A host that sees the file `mark` sees the run folder; without an `interface`, any address that others reach is used;
-    a signal on `woken` interrupts the start.
+    A host that sees the file `mark` sees the run folder. Without an `interface`, any address that others reach is used.
+    A signal on `woken` interrupts the start.
 
     Raises:
         UsageError, JobFailed: an agent does not start, or has another version; or hosts do not reach each other.

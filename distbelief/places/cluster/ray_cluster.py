@@ -70,7 +70,10 @@ class RayInvitation:
             self._tasks[rank] = task.remote(agent_command("/dev/stdin"), self._ray.put(words))
 
     def check(self) -> None:
-        """Raise a JobFailed if a task has ended, with its last output: its agent will not come."""
+        """Raise a `JobFailed` if a task has ended, since its agent will not come.
+
+        The error names the host, and the last line of its output.
+        """
         ended, _ = self._ray.wait(list(self._tasks.values()), num_returns=1, timeout=0)
         for rank, task in self._tasks.items():
             if task in ended:

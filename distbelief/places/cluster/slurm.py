@@ -71,7 +71,10 @@ def show_topology() -> str:
 
 
 class SlurmSteps(Engine):
-    """Engine that starts an agent as a step of the allocation, on one of its nodes, with the cores allotted there."""
+    """Engine that starts an agent as a step of the allocation, on one of its nodes.
+
+    `cores` has the number of cores of each node in the allocation.
+    """
 
     def __init__(self, cores: Mapping[str, int], interface: str) -> None:
         super().__init__(interface)

@@ -178,7 +178,9 @@ class Pool:
         """Compute all samples with so many replicas; return the first answer, whose dtype and shape all others have.
 
         Raises:
-            DistbeliefError: that of a process; JobFailed if none is left, Interrupted after Ctrl-C.
+            DistbeliefError: an error of a process.
+            JobFailed: a process could not be started, or all have ended.
+            Interrupted: Ctrl-C came.
         """
         try:
             self.start(replicas)

@@ -105,7 +105,10 @@ def _check_machine() -> None:
 
 
 def _try_threads(count: int) -> None:
-    """Refuse a machine that cannot start this many threads at once: it counts threads as it counts processes."""
+    """Refuse a machine that cannot start this many threads at once.
+
+    The system counts threads as it counts processes.
+    """
     over, begun = threading.Event(), list[threading.Thread]()
     before = threading.stack_size(1 << 18)  # small stacks, since a memory limit counts them
     try:

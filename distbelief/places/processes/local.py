@@ -197,7 +197,10 @@ def _check_number(name: str, count: int) -> None:
 
 
 def check_task(job: Job) -> None:
-    """Refuse a task without a name, by a UsageError, and one whose data are missing, by a DataError."""
+    """Refuse a task that other processes could not build, or whose data are missing.
+
+    A task without a name raises a `UsageError`. Missing data raise a `DataError`.
+    """
     from distbelief.tasks import available
 
     if not job.reference:
@@ -246,7 +249,10 @@ def processes_of(settings: Settings) -> int:
 
 
 def allow_files(settings: Settings, listens: bool) -> None:
-    """Raise the limit of open files, here and in started processes; with `listens`, each prints into a pipe."""
+    """Raise the limit of open files to what a job needs, for this process and those that it starts.
+
+    `listens` is true if the output of each process goes through a pipe. A machine that forbids the limit is refused.
+    """
     needed = FILES + (FILES_EACH + PIPE * listens) * processes_of(settings)
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (allowed, most) or needed <= allowed:

@@ -1,4 +1,4 @@
-"""Costs of messages in a simulated cluster: seconds for each message, and for the bytes that it has a role touch."""
+"""Costs of messages in a simulated cluster: seconds for each, and for the bytes that a role reads or writes for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Handling(CheckedStruct, frozen=True):
     """Bytes that are read or written in a second; a vector that is read and written counts once."""
 
     def check(self) -> None:
-        """Refuse impossible values."""
+        """Refuse impossible values, with a `UsageError`."""
         if not 0 <= self.message < math.inf:
             raise UsageError(f"handling a message takes {self.message} s: must be 0 or more, and finite")
         if not self.memory > 0:

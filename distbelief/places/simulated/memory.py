@@ -14,7 +14,10 @@ from distbelief.transport.virtual import VirtualMemory, VirtualNetwork
 
 
 class ShardInMemory:
-    """Machine that one process of a shard plays; it goes on with the shard of the one `before`, if that held any."""
+    """Machine that one process of a shard plays.
+
+    `before` is the machine of the previous process. If that held its parameters, this one continues with its shard.
+    """
 
     def __init__(
         self, network: VirtualNetwork, shard: Shard, incarnation: int, before: ShardInMemory | None = None

@@ -487,13 +487,16 @@ class AllreduceReplica:
                 yield from self._take(arrival)
 
     def _moments(self, computed: Computed | None) -> list[float]:
-        """Return when each bucket's gradient is ready after the step began: for a worker, all at its end."""
+        """Return the moments at which the gradients of the buckets are ready, in seconds.
+
+        Only their differences count: all are 0 where a worker has made the gradients at once.
+        """
         if computed is None or not self._surroundings.gradual:
             return [0.0] * len(self._buckets)
         return [computed.seconds * share for share in shares(self._buckets)]
 
     def report(self, loss: float, batch: Batch | None, step: int, what: str = "loss") -> None:
-        """Count the loss of a step into the next report; refuse one that is not finite."""
+        """Add the loss of a step to the next report; refuse a loss that is not finite."""
         check_loss(self.role, loss, batch, step, what, self._settings)
         self._loss += loss
         self._losses += 1
@@ -576,7 +579,7 @@ class AllreduceReplica:
             yield from self._take(arrival)
 
     def _take(self, arrival: Arrival) -> Steps[None]:
-        """Handle an event; raises `_Halted` or `_Dismissed` where the event says so."""
+        """Handle an event; raise `_Halted` if the group breaks up, and `_Dismissed` if the replica is dismissed."""
         answer = self._answers.get(type(arrival.event))
         if answer is not None:
             yield from answer(arrival.sender, arrival.event) or ()

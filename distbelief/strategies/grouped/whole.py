@@ -58,8 +58,8 @@ class Whole:
     def update(self, factor: float, norms: Squares = (), alone: bool = False) -> None:
         """Make an optimizer step with the sum, at `factor` times the learning rate.
 
-        `norms` are those of layers that are cut over partitions. `alone` leaves out parameters without a gradient, as
-        plain PyTorch does: no other replica has one for them.
+        `norms` are those of the layers that are cut over partitions, each as a whole. `alone` leaves out parameters
+        without a gradient, as plain PyTorch does: no other replica has one for them.
         """
 
     def adopt_buffers(self) -> None:

@@ -231,7 +231,10 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
 
 
 X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
-"""Parameters and gradient, now and at the start of the iteration, and the direction. Evaluators see `x0`."""
+"""Names of vectors: parameters and gradient, each now and at the start of the iteration, and the direction.
+
+Evaluators see `x0`.
+"""
 FLAT = 1e-8
 """A pair with s.y below this times |s|^2 shows no curvature, and is skipped."""
 

@@ -109,7 +109,10 @@ class WorkUnitTraining:
             yield from self.wait()
 
     def _gradient(self, assigned: operations.Assign) -> Steps[float | None]:
-        """Sum a work unit's weighted gradients in the slot; return the sum of losses, None if it was dropped."""
+        """Sum a work unit's gradients in the slot, weighted by the portions' samples; return the sum of the losses.
+
+        Return None if the work unit was dropped.
+        """
         portion, losses = assigned.work_unit.portion, []
         self._computing = assigned if assigned.evaluation >= self._newest else None
         for index in range(portion.first, portion.first + portion.count):

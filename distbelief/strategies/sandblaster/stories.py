@@ -70,7 +70,10 @@ Steps = Generator[AskOperation | AskEvaluation | IterationDone, Any, Returned]
 
 
 class Descend:
-    """The descent of a job, from the `state` of an `IterationDone`, which is empty at the start."""
+    """The descent of a job.
+
+    `state` is that of the `IterationDone` from which it goes on; empty at the start.
+    """
 
     def __init__(self, descent: Descent, iterations: int, state: Json) -> None:
         self.descent, self.iterations = descent, iterations

@@ -69,7 +69,10 @@ class TorchVectorSlice(TorchSlice):
             accepted.copy_(x)
 
     def vector(self, name: str, create: bool = False) -> list[torch.Tensor]:
-        """Return the tensors of a vector, which begins as zeros with `create`, and is refused without."""
+        """Return the tensors of a vector.
+
+        A vector that is not here is made, as zeros, with `create`. Without it, the name is refused.
+        """
         tensors = self._named.get(name)
         if tensors is None:
             if not create:
@@ -141,7 +144,7 @@ class TorchVectorSlice(TorchSlice):
         return sum(float(t.abs().sum(dtype=torch.float64)) for t in tensors)
 
     def _publish(self, name: str) -> None:
-        """Copy master values of a vector that is fetched to its parameters of low precision."""
+        """Copy a vector's master values to its parameters of low precision, if others fetch that vector."""
         if (room := self._fetched.get(name)) is not None:
             for piece, value in zip(self._trained, self._named[name], strict=True):
                 if piece.master:

@@ -234,7 +234,10 @@ def _members(layout: Layout) -> dict[int, list[str]]:
 
 
 def _arrays(flat: FlatModule, stepping: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    """Return the model and the optimizers' state as the arrays of one shard: of low precision in float32."""
+    """Return the model and the optimizers' state as the arrays of one shard.
+
+    As a shard does, convert parameters of low precision and their states to float32.
+    """
     layout, tensors = flat.layout, dict(flat.module.named_parameters())
     state_of = {parameter: state for optimizer in stepping for parameter, state in optimizer.state.items()}
     vector = torch.zeros(layout.total, dtype=torch.uint8)
