@@ -147,12 +147,7 @@ def run_before(start: Launched, out: str | None, restarts: int) -> Path | None:
     """Return the run folder of the previous start, if the launcher has restarted all of it; None if it has not.
 
     torchrun counts on each host the failures there. It does not count hosts that come or go. In that case, this process
-    still has the same parent process of the launcher.
-
-    Args:
-        start: the first process of this start.
-        out: the folder that its command names.
-        restarts: the largest number that the launcher counts on any host.
+    still has the same parent process of the launcher. Of several hosts' counts, `restarts` is the largest.
     """
     now = told_of(start)
     for run in ([Path(out)] if out else Path("runs").glob("*")) if start.launcher in RESTARTS else ():
