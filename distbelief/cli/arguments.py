@@ -106,13 +106,7 @@ def documents(kind: type) -> dict[str, str]:
 
 
 def arguments_of(kind: type, without: Iterable[str] = (), defaults: object = None) -> list[Argument]:
-    """Make an argument of each field of a dataclass.
-
-    Args:
-        kind: the dataclass.
-        without: fields that are not options.
-        defaults: an instance with other defaults than the fields have.
-    """
+    """Make an argument of each field of a dataclass but `without`; `defaults` is an instance with other defaults."""
     # a job's task is not an option, and its type would import torch
     hints, texts = typing.get_type_hints(kind, localns={"Task": object}), documents(kind)
     # options of this command alone come first
@@ -200,13 +194,7 @@ def ask_of(
 ) -> tuple[str, Asked]:
     """Read a first word, and the options after it; raise as `ask`.
 
-    Args:
-        prog: the command.
-        what: the kind of thing that the first word names, such as "run folder".
-        kind: the dataclass of the options.
-        words: words after the command.
-        meaning: description in the help; the docstring of `kind` by default.
-        known: the possible first words, for an error.
+    The first word names a thing of the kind `what`, such as "run folder"; an error shows the `known` ones.
     """
     if not words:
         raise UsageError(f"which {what}? Write it first: {'; '.join(filter(None, (f'{prog} [options]', known)))}")
@@ -230,17 +218,9 @@ def refuse(
     elsewhere: Callable[[], Mapping[str, str]] = dict,
     why: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse an unknown option.
+    """Refuse an unknown option, naming the nearest one, or the owner of the option and why it is not here.
 
-    Args:
-        prog: the command.
-        words: words after the command.
-        known: options of the command.
-        elsewhere: lists the options of other commands and strategies, and their owners.
-        why: reasons why the command lacks some of those.
-
-    Raises:
-        UsageError: naming the nearest option, or the owner of the option and why it is not here.
+    `elsewhere` lists the options of other commands and strategies with their owners; `why` has reasons for their lack.
     """
     for word in words:
         name = _spelled(word).partition("=")[0]
@@ -331,10 +311,6 @@ class Configured(NamedTuple):
 
 def configured(args: Sequence[str], arguments: Sequence[Argument]) -> Configured:
     """Put the options of the TOML file that `--config` names before the words of a command, which take precedence.
-
-    Args:
-        args: words of the command after its first words.
-        arguments: options of the command.
 
     Raises:
         UsageError: the file cannot be read, or has an unknown key or a wrong value.

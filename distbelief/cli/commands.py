@@ -315,12 +315,8 @@ PLAIN = {"device": "cpu", "threads": 1, "precision": "float32", "fixed_point": "
 def chosen(task: str, rest: Sequence[str]) -> list[str]:
     """Plan a job for this machine, print why, and return its words for `train`: task, strategy and options.
 
-    Args:
-        task: the task.
-        rest: options that every planned strategy has.
-
     Raises:
-        UsageError: an option that one of them lacks, or that a plan cannot take into account.
+        UsageError: an option that a planned strategy lacks, or that a plan cannot take into account.
     """
     for word in rest:
         if word.partition("=")[0] in CHOSEN:

@@ -92,11 +92,9 @@ def _end(*_: object) -> NoReturn:
 
 
 def run(args: Sequence[str], command: Callable[[list[str]], int] | None = None) -> int:
-    """Run a command; return its exit status, as `USAGE` says.
+    """Run `command` with the words of a command line, or the one of distbelief that the first word names.
 
-    Args:
-        args: the words of the command line.
-        command: called with the words; without one, the first word names a command of distbelief.
+    Return its exit status, as `USAGE` says.
     """
     from distbelief.core.values import check_text
 

@@ -112,11 +112,7 @@ def _place_and_job(arm: Arm, words: Sequence[str]) -> tuple[Local | Simulated, J
 
 
 def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
-    """Refuse wrong options of any arm before anything runs.
-
-    Raises:
-        UsageError: naming the file and the arm.
-    """
+    """Refuse wrong options of any arm, naming the file and the arm, before anything runs."""
     for arm in (*read.arms, *read.starts):
         words = arm.with_value(arm.grid[0] if arm.grid else None)
         with definition.at(file), definition.at(f"arm {arm.name!r}"):

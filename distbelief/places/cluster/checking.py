@@ -52,13 +52,8 @@ def check_hosts(
 ) -> list[HostReport]:
     """Start an agent on each host, check the host, and end the agent; a failure on one host does not stop the others.
 
-    Args:
-        engine: the engine that starts the agents.
-        names: the names of the hosts.
-        interface: the network interface by whose address they reach each other; "" for any.
-        look: the request for the data to look for.
-        every_two: whether to measure every pair of hosts, however many they are.
-        woken: a connection that is ready when a signal has come.
+    Hosts reach each other by the address of a network interface, or of any if it is "". With `every_two`, every pair of
+    hosts is measured, however many they are. A signal on `woken` ends the checks.
 
     Raises:
         UsageError: the engine is not installed, or there are too many hosts to measure every pair.

@@ -76,11 +76,7 @@ class Cluster(Local):
 
     @property
     def named(self) -> tuple[Host, ...]:
-        """Hosts of the job, in their order.
-
-        Raises:
-            UsageError: as for `ordered`.
-        """
+        """Hosts of the job, in their order; it raises as `ordered`."""
         return self.ordered.hosts
 
     @cached_property  # cached, since it reads a file or asks Slurm
@@ -185,11 +181,7 @@ class Cluster(Local):
         return meeting.meet(*self._start(), self.interface)
 
     def settings(self, job: Job) -> Settings:
-        """Return the settings of a job for every role; only the first of a launcher's processes goes on.
-
-        Raises:
-            UsageError: an option is impossible, or has no meaning here.
-        """
+        """Return the settings of a job for every role; only the first of a launcher's processes goes on."""
         self.attend()
         return super().settings(job)
 
@@ -334,11 +326,9 @@ class Cluster(Local):
 
 
 class Ray(Cluster):
-    """Place on the nodes of a running Ray cluster: `Ray("10.0.0.1:6379")`.
+    """Place on the nodes of a running Ray cluster, by default this machine's: `Ray("10.0.0.1:6379")`.
 
-    Args:
-        address: the address of the cluster; "" for the one of this machine.
-        options: further options, as for `Cluster`.
+    Its options are those of `Cluster`.
     """
 
     def __init__(self, address: str = "", **options: Any) -> None:
@@ -346,11 +336,7 @@ class Ray(Cluster):
 
 
 class Slurm(Cluster):
-    """Place on the nodes of this process's allocation (salloc, sbatch): `Slurm()`.
-
-    Args:
-        options: further options, as for `Cluster`.
-    """
+    """Place on the nodes of this process's allocation (salloc, sbatch): `Slurm()`, with options as for `Cluster`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(on="slurm", **options)

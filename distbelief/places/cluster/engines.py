@@ -98,9 +98,7 @@ class Engine:
 class RemoteShell(Engine):
     """Engine that starts an agent by a remote shell, such as ssh; on this machine itself, without one.
 
-    Args:
-        words: the shell and its options; it gets a host, and a command for the shell there.
-        interface: as for `Engine`.
+    The shell gets its options, a host, and a command for the shell there.
     """
 
     def __init__(self, words: str = "ssh", interface: str = "") -> None:

@@ -237,8 +237,7 @@ def meet_by_ray(address: str, interface: str) -> Meeting:
 def attend(start: Launched, folder: str) -> int:
     """Attend the meeting as another process until the job is over; run the agent of this host if asked to.
 
-    Returns:
-        The status of the job; 1 where the first process is gone.
+    Return the status of the job, 1 where the first process is gone.
 
     Raises:
         JobFailed: no ticket is found, or its writer does not answer.

@@ -37,8 +37,6 @@ class Placement:
     """Host of every role, by its number among `sites`.
 
     Args:
-        sites: the hosts.
-        mesh: the replicas, and the partitions of each.
         servers: the shards and standbys.
         alone: the roles that are where the supervisor is.
         oversubscribe: whether a host may hold more than its slots, if all are full.

@@ -47,12 +47,7 @@ class SeedResult(msgspec.Struct, frozen=True):
 
 
 def sweep(place: Simulated, job: Job, count: int) -> Iterator[SeedResult]:
-    """Run a job under its seed and the next ones, and yield each result; an interrupted one is the last.
-
-    Args:
-        place: the virtual cluster.
-        job: the job; it leaves no run folder.
-        count: number of seeds.
+    """Run a job under so many seeds, from its own on, and yield each result; an interrupted one is the last.
 
     Raises:
         UsageError: the job cannot run under any seed, or is to leave a folder.

@@ -12,14 +12,7 @@ from distbelief.transport.routed import RoutedNetwork
 
 
 def traffic(network: RoutedNetwork, seconds: float, rounds: float, size: int) -> Json:
-    """Return the `network` entry of a result.
-
-    Args:
-        network: the network, with the loads of its links.
-        seconds: duration of the job.
-        rounds: steps of each replica.
-        size: bytes of the model.
-    """
+    """Return the `network` entry of a result: a job took so many seconds and rounds, with a model of `size` bytes."""
     topology, carried, hosts = network.routes.topology, network.link_loads(), len(network.places)
     told: Json = {"topology": topology.name, "hosts": hosts, "of": len(topology.hosts)}
     if not carried or not seconds:
