@@ -80,11 +80,7 @@ class Job(SharedOptions, Threaded):
         return self.task if isinstance(self.task, str) else self.task.reference
 
     def settings(self) -> Settings:
-        """Return the settings that every role gets.
-
-        Raises:
-            UsageError: options have values that they cannot have.
-        """
+        """Return the settings that every role gets; refuse options with values that they cannot have."""
         refuse(refusals(self))
         return self.unchecked
 
@@ -159,10 +155,6 @@ def _raised(checks: Iterable[Check]) -> Iterator[UsageError]:
 
 
 def refuse(errors: Sequence[UsageError]) -> None:
-    """Raise a job's refusals, if there are any.
-
-    Raises:
-        UsageError: the only one, or all in one.
-    """
+    """Raise a job's refusals, if there are any: the only one, or all in one."""
     if errors:
         raise Refusals.of(errors)
