@@ -53,43 +53,33 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_PLACES = {
-    "Local": "places.processes.local",
-    "Cluster": "places.cluster.cluster",
-    "Ray": "places.cluster.cluster",
-    "Slurm": "places.cluster.cluster",
-    "Simulated": "places.simulated.simulated",
-    "Crash": "places.simulated.virtual_cluster",
-    "LeavingHost": "places.simulated.virtual_cluster",
-    "ComputeModel": "places.compute_model",
-    "View": "places.view",
-    **dict.fromkeys(("INSTANT", "Handling"), "places.simulated.handling"),
-    "Hosts": "transport.cluster_model",
-    "Outage": "transport.cluster_model",
-    "NetworkModel": "transport.cluster_model",
-    **dict.fromkeys(("Reduce", "comm_hook"), "integrations.hook"),
-    "evaluate": "places.evaluate",
-    "predict": "places.prediction.predict",
-    "compress": "lab.compress.compressing",
-    "expand": "lab.compress.compressing",
-    "Compression": "lab.compress.options",
-    "load": "tasks.inference",
-    "plan": "lab.plan.plan",
-    "PlanRequest": "lab.cost.options",
-    "Job": "job",
-    **dict.fromkeys(
-        ("Allreduce", "Bounded", "Downpour", "Hogwild", "Locking", "Sandblaster", "Single", "Softsync", "Synchronous"),
-        "strategies",
-    ),
-    "optim": "core.optimizer",
-    "join": "places.join.own_process",
-    "Split": "split.options",
-    "Task": "tasks",
-    "TensorData": "tasks",
-    **dict.fromkeys(
-        ("CheckpointError", "DataError", "DistbeliefError", "JobFailed", "TrainingError", "UsageError"), "errors"
-    ),
+_NAMES = {
+    "places.processes.local": "Local",
+    "places.cluster.cluster": "Cluster Ray Slurm",
+    "places.simulated.simulated": "Simulated",
+    "places.simulated.virtual_cluster": "Crash LeavingHost",
+    "places.simulated.handling": "INSTANT Handling",
+    "places.compute_model": "ComputeModel",
+    "places.view": "View",
+    "places.evaluate": "evaluate",
+    "places.prediction.predict": "predict",
+    "places.join.own_process": "join",
+    "transport.cluster_model": "Hosts Outage NetworkModel",
+    "integrations.hook": "Reduce comm_hook",
+    "lab.compress.compressing": "compress expand",
+    "lab.compress.options": "Compression",
+    "lab.plan.plan": "plan",
+    "lab.cost.options": "PlanRequest",
+    "tasks.inference": "load",
+    "tasks": "Task TensorData",
+    "job": "Job",
+    "strategies": "Allreduce Bounded Downpour Hogwild Locking Sandblaster Single Softsync Synchronous",
+    "core.optimizer": "optim",
+    "split.options": "Split",
+    "errors": "CheckpointError DataError DistbeliefError JobFailed TrainingError UsageError",
 }
+"""Names that each module has."""
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _NAMED = {"local": "Local", "simulated": "Simulated"}
 """Places that can be named."""

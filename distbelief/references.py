@@ -33,11 +33,7 @@ TASKS: Mapping[str, str] = {
 
 
 def check_task(task: str) -> None:
-    """Refuse a name that is no task's.
-
-    Raises:
-        UsageError: names the nearest task.
-    """
+    """Refuse a name that is no task's, with the nearest task."""
     named = task.partition("@")[0]
     check_no_path("task", named, "function")
     if named not in TASKS and ":" not in named:
@@ -45,15 +41,7 @@ def check_task(task: str) -> None:
 
 
 def check_no_path(what: str, reference: str, kind: str) -> None:
-    """Refuse a file's path instead of a module's name.
-
-    Args:
-        what: kind of the reference: "task".
-        reference: as the user wrote it.
-        kind: kind of the name behind the colon: "function".
-
-    Raises:
-        UsageError: gives the module's name.
+    """Refuse a file's path instead of a module's name, with that name.
 
     >>> check_no_path("task", "mine/file.py", "function")
     Traceback (most recent call last):
@@ -70,16 +58,8 @@ def check_no_path(what: str, reference: str, kind: str) -> None:
 def find(what: str, reference: str, kind: str) -> tuple[ModuleType, object, str]:
     """Import `module:name`, also from the current folder.
 
-    Args:
-        what: kind of the reference: "task".
-        reference: as the user wrote it.
-        kind: kind of the name behind the colon: "function".
-
     Returns:
         The module; its object of that name, or None; and a description, for an error if the object has another type.
-
-    Raises:
-        UsageError: the import fails.
 
     >>> [pi, text] = find("strategy", "math:pi", "Class")[1:]
     >>> pi > 3, text

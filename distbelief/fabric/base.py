@@ -49,11 +49,7 @@ class Fabric(Protocol):
         """Note that a bucket holds this rank's values: once in each round."""
 
     def reduce(self) -> bool | None:
-        """Continue a round whose vectors are all ready.
-
-        Returns:
-            True when all is reduced, False if a rank is gone, None if it must be called again.
-        """
+        """Continue a round; return True when all is reduced, False if a rank is gone, None to be called again."""
         ...
 
 

@@ -43,11 +43,7 @@ PROBES, PROBE_BYTES = 5, 1 << 20
 class RoleLinks(InOrder):
     """One replica's part in the groups of a job; a thread carries the links. Vectors on a GPU go through the host.
 
-    Args:
-        links: links of an endpoint that only this carrier uses.
-        algorithm: name of the schedule, or "auto".
-        per_host: ranks on each host.
-        store: address of the endpoint.
+    Nobody else uses the links, whose endpoint is at `store`. The algorithm is the name of a schedule, or "auto".
     """
 
     def __init__(
@@ -163,10 +159,7 @@ class _Link:
 class ChunkedLinks:
     """One rank's ends of the links, for one tensor at a time. Other threads may use only `wake` and `wanted`.
 
-    Args:
-        endpoint: endpoint that listens for these links only.
-        index: number of this replica, and of its window at each receiver.
-        replicas: largest number of replicas.
+    The endpoint listens for these links only. `index` is also the number of this replica's window at each receiver.
     """
 
     def __init__(self, endpoint: NetworkEndpoint, index: int, replicas: int) -> None:

@@ -49,12 +49,9 @@ class Wait:
 
 
 class ReductionThread:
-    """Thread that runs tasks in order, beside the backward pass.
+    """Thread that runs tasks in order, beside the backward pass, and then calls `close`.
 
-    Args:
-        rest: waits for the next task; a carrier moves its bytes meanwhile.
-        wake: ends that wait.
-        close: called at the end.
+    `rest` waits for the next task, while a carrier moves its bytes; `wake` ends that wait.
     """
 
     def __init__(

@@ -215,11 +215,9 @@ class Driver:
         self.run_while(lambda: True)
 
     def run_while(self, condition: Callable[[], bool], turn_until: Callable[[Sized], None] | None = None) -> None:
-        """Take turns while a condition holds and any role is left.
+        """Take turns while any role is left and a condition holds, which is checked before each turn and each client.
 
-        Args:
-            condition: is checked before a client goes on, and before each turn.
-            turn_until: takes turns until a client is ready or `look` was called; a clock's, for speed.
+        `turn_until` takes turns until a client is ready or `look` was called; a clock's, for speed.
         """
         players, ready, reducing, turn = self._players, self._ready, self._reducing, turn_until
         turn = turn or (lambda _: self.clock.turn())

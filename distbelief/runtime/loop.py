@@ -356,11 +356,10 @@ class Replica:
             UsageError: `number` is no whole number of 1 or more; minibatches were taken before; or a loop over an
                 epoch's minibatches was left.
         """
-        if not hasattr(number, "__index__") or operator.index(number) < 1:
-            raise UsageError(f"epochs({number!r}): must be a whole number, 1 or more")
+        whole = _whole(number, 1, f"epochs({number!r})")
         if self._epochs or self._gone_through is not None:
             raise UsageError(f"epochs({number}) after the training has begun: go through the epochs of a job once")
-        self._epochs = operator.index(number)
+        self._epochs = whole
         return self._go_through(self._epochs)
 
     def _go_through(self, number: int) -> Iterator[int]:
@@ -430,14 +429,11 @@ class Replica:
         before = self._batches_of
         again = before is not None and (not self._epochs or before.within == self._epoch)
         self._check_once(again)
-        if batch_size is not None and (not hasattr(batch_size, "__index__") or operator.index(batch_size) < 1):
-            raise UsageError(
-                f"batches(batch_size={batch_size!r}): must be a whole number, 1 or more; leave it out for --batch-size"
-            )
-        if not hasattr(num_workers, "__index__") or operator.index(num_workers) < 0:
-            raise UsageError(f"batches(num_workers={num_workers!r}): must be a whole number, 0 or more")
-        size = operator.index(batch_size or 0)
-        source = before.source if before is not None and before.data is data else source_of(data, size, num_workers)
+        remedy, size = "; leave it out for --batch-size", 0
+        if batch_size is not None:
+            size = _whole(batch_size, 1, f"batches(batch_size={batch_size!r})", remedy)
+        workers = _whole(num_workers, 0, f"batches(num_workers={num_workers!r})")
+        source = before.source if before is not None and before.data is data else source_of(data, size, workers)
         if before is not None and (order or "") != self._order:
             raise UsageError(
                 f"batches(order={order!r}) in epoch {self._epoch}, and {self._order or None!r} before: all epochs of a "
@@ -561,24 +557,21 @@ class Replica:
         With several models, go on from a minibatch whose steps are made.
         """
         assert self._plan is not None
+        assert self._vectors is not None
+        strategy, on_shards = self._plan.settings.strategy, self._plan.settings.strategy.held_by is Holder.SHARDS
         if self._several:
             self._rest()
-            samples = self._samples if self._turns else 0
-            seconds = time.perf_counter() - self._began
-            self._go_on(Computed(None, samples, seconds, held=True, written=self._written(), load=self._load_seconds()))
-            return
-        strategy = self._plan.settings.strategy
-        if strategy.held_by is not Holder.SHARDS or (self._plan.settings.policy.attended and strategy.pushing.prefetch):
-            why = "--prefetch 1" if strategy.held_by is Holder.SHARDS else f"strategy {strategy.name}"
+        elif not on_shards or (self._plan.settings.policy.attended and strategy.pushing.prefetch):
+            why = "--prefetch 1" if on_shards else f"strategy {strategy.name}"
             raise UsageError(
                 f"the loop took the next minibatch without optimizer.step() for the last: with {why} each minibatch "
                 "needs a step; leave it off, or step for each"
             )
-        self._optimizers[0].hold_over(self._samples)
-        assert self._vectors is not None
-        self._vectors.hold_buffers()
-        seconds = time.perf_counter() - self._began
-        self._go_on(Computed(None, 0, seconds, held=True, written=self._written(), load=self._load_seconds()))
+        else:
+            self._optimizers[0].hold_over(self._samples)
+            self._vectors.hold_buffers()
+        samples, seconds = self._samples if self._several and self._turns else 0, time.perf_counter() - self._began
+        self._go_on(Computed(None, samples, seconds, held=True, written=self._written(), load=self._load_seconds()))
 
     def report(self, loss: float | torch.Tensor | None = None, *, samples: int | None = None) -> None:
         """Report the loss of the last step, or, before the step, the number of samples in the minibatch.
@@ -889,6 +882,13 @@ def _check_given(model: object, groups: object, optim: object) -> None:
             f"optimizer(optim={shown(optim)}): make it with distbelief.optim(name, lr=..., ...), such as "
             'distbelief.optim("adam", lr=1e-3)'
         )
+
+
+def _whole(number: int, least: int, what: str, remedy: str = "") -> int:
+    """Return a whole number of any class; refuse what is none, or too low."""
+    if not hasattr(number, "__index__") or operator.index(number) < least:
+        raise UsageError(f"{what}: must be a whole number, {least} or more{remedy}")
+    return operator.index(number)
 
 
 def _named(kind: type[torch.optim.Optimizer]) -> Optimizer:

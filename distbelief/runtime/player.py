@@ -286,28 +286,21 @@ class Player:
             return self.stalled
         return self.since if self.waits else None
 
-    def interrupts(self, now: Callable[[], float]) -> Callable[[], bool]:
-        """Return a function that a waiting worker calls repeatedly; it returns True once the worker must give up.
+    def _interrupted(self) -> bool:
+        return any(isinstance(arrival.event, INTERRUPTS) for arrival in self.inbox)
 
-        From its first call on, the client counts as waiting.
-        """
+    def form(self, group: Assemble, now: Callable[[], float]) -> bool:
+        """Have the worker join a group; return False also if that was interrupted."""
 
-        def interrupted() -> bool:
+        def interrupted() -> bool:  # from its first call on, the client counts as waiting
             if self.stalled is None:
                 self.stalled = now()
             if isinstance(self.endpoint, NetworkEndpoint):
                 self.endpoint.poll(0)
             return self._interrupted()
 
-        return interrupted
-
-    def _interrupted(self) -> bool:
-        return any(isinstance(arrival.event, INTERRUPTS) for arrival in self.inbox)
-
-    def form(self, group: Assemble, now: Callable[[], float]) -> bool:
-        """Have the worker join a group; return False also if that was interrupted."""
         assert self.worker is not None
-        formed = self.worker.form(group, self.interrupts(now))
+        formed = self.worker.form(group, interrupted)
         self.stalled = None
         return formed
 

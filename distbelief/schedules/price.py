@@ -72,12 +72,7 @@ def price(
 ) -> float:
     """Return the seconds from the first step to the end of the last.
 
-    Args:
-        schedule: the moves.
-        item: bytes of an element.
-        link: between any two ranks.
-        inside: between two ranks of one host, if that is different.
-        hosts: the ranks of each host; without them, those of the schedule.
+    An element has `item` bytes. The link `inside` a host may differ; without `hosts` they are those of the schedule.
 
     >>> round(price(schedule("ring", 8, 250_000), 4, LinkModel(20e-6, 1.25e9)) * 1e3, 2)
     1.68

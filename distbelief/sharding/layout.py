@@ -393,27 +393,25 @@ def check_same(server: Layout, joining: Layout, who: str) -> None:
 
     The `LayoutError` names the first difference.
     """
-    if server == joining:
-        return
+    if server != joining:
+        difference = _difference(server, joining)
+        raise LayoutError(f"{who} does not fit the server's model: {difference}; build the same model in every replica")
+
+
+def _difference(server: Layout, joining: Layout) -> str:
     theirs, ours = joining.tensors, server.tensors
-    difference = "its parameter groups, their options or the order of its parameters differ from the server's"
-    split = [{(e.tensor.name, e.piece) for e in layout.entries} for layout in (server, joining)]
-    if split[0] != split[1]:
-        difference = "its parameters are split differently from the server's"
     for name, tensor in ours.items():
         other = theirs.get(name)
         if other is None:
-            difference = _lacks(server, joining, tensor)
-        elif other != tensor:
-            difference = f"its {name!r} is {_describe(other)}, the server's is {_describe(tensor)}"
-        else:
-            continue
-        break
-    else:
-        extra = [name for name in theirs if name not in ours]
-        if extra:
-            difference = f"its {theirs[extra[0]].kind} {extra[0]!r} is unknown to the server"
-    raise LayoutError(f"{who} does not fit the server's model: {difference}; build the same model in every replica")
+            return _lacks(server, joining, tensor)
+        if other != tensor:
+            return f"its {name!r} is {_describe(other)}, the server's is {_describe(tensor)}"
+    if extra := [name for name in theirs if name not in ours]:
+        return f"its {theirs[extra[0]].kind} {extra[0]!r} is unknown to the server"
+    split = [{(e.tensor.name, e.piece) for e in layout.entries} for layout in (server, joining)]
+    if split[0] != split[1]:
+        return "its parameters are split differently from the server's"
+    return "its parameter groups, their options or the order of its parameters differ from the server's"
 
 
 def _lacks(server: Layout, joining: Layout, tensor: Tensor) -> str:

@@ -233,9 +233,7 @@ class OwnThread(Thread):
 class VirtualHost:
     """Machine whose cores several roles share: all working roles have the same speed, each on one core at most.
 
-    Args:
-        together: speed of a core while all work, as a share of its speed when working alone.
-        busy: seconds of a step that need a core; 0 for all of it.
+    See `Hosts` for `together` and `busy`.
 
     >>> from distbelief.runtime.clock import VirtualClock
     >>> clock = VirtualClock(); host = VirtualHost(clock, cores=2)

@@ -43,10 +43,7 @@ _SCHEME = "tcp:"
 # The kernels of two hosts exchange a sign of life every `BEAT_SECONDS`, however busy the processes are: a long step is
 # no silence. After a silence that ended, the next may last longer.
 class Pulse:
-    """Silences of the host at the other end of a link, and how long the next may last.
-
-    Args:
-        most: limit in seconds of any silence.
+    """Silences of the host at the other end of a link, and how long the next may last: at `most` so many seconds.
 
     >>> pulse = Pulse(most=120.0)
     >>> [pulse.lost(silence) for silence in (0.9, 29.0, 31.0)]
