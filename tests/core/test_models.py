@@ -173,7 +173,6 @@ def test_the_columns_meet_where_they_should_with_as_many_numbers(name: str) -> N
 
 def test_images_of_a_class_are_alike_in_both_sets_and_those_of_others_are_not() -> None:
     task = resolve("alexnet")
-    assert task.test is not None
     (seen, labels), (others, theirs) = (as_data(load()).batch(torch.arange(200)) for load in (task.train, task.test))
     assert int(max(labels.max(), theirs.max())) < CLASSES
     assert abs(float(seen.mean())) < 0.05

@@ -1,6 +1,4 @@
-"""Partitions that compute on a device of their own: what is moved to it, and what copies between it and the host, here
-with a stand-in for CUDA whose copies are torn until they are waited for.
-"""
+"""Partitions that compute on a device, with a stand-in for CUDA whose copies are torn until they are waited for."""
 
 from __future__ import annotations
 

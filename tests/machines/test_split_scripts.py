@@ -1,6 +1,4 @@
-"""A split model as a script has it: all partitions of it in one process, each script in a thread of its own, against
-the whole one.
-"""
+"""A split model as a script has it, against the whole one: each partition's script in a thread of its own."""
 
 import copy
 import threading
@@ -86,11 +84,7 @@ class Partition:
 
 
 def run(partitions: int, script: Script) -> list[Any]:
-    """The scripts of all partitions, and what each returns.
-
-    Raises:
-        Exception: what the first of them raised.
-    """
+    """Runs the scripts of all partitions; returns what each returns, or raises what the first of them raised."""
     lines: Any = defaultdict(SimpleQueue)
     found: dict[int, Any] = {}
 

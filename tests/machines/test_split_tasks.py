@@ -1,6 +1,4 @@
-"""Every way on every task, over two to four partitions: in float64 the split model is the whole one, or it is
-refused.
-"""
+"""Every way on every task, over two to four partitions: the split model is the whole one, or it is refused."""
 
 import functools
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,4 @@
-"""What a shard holds back under each consistency, message by message: who is answered when, and what it says about
-those who wait.
-"""
+"""What a shard holds back under each consistency, message by message, and what it says about those who wait."""
 
 from __future__ import annotations
 

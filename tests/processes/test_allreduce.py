@@ -1,6 +1,4 @@
-"""Allreduce on real processes: in shared memory, over role links, encrypted or not, and over torch.distributed, with
-deaths, and a run that goes on.
-"""
+"""Allreduce on real processes, over every carrier, with deaths, and a run that goes on."""
 
 from __future__ import annotations
 

@@ -235,7 +235,6 @@ def test_nobody_outlives_a_killed_supervisor(pipe: Path, tmp_path: Path, transpo
         if stuck
         else contextlib.nullcontext(),  # open once a replica waits on it, and then until the end
     ):
-        assert process.stdout is not None
         children = [int(word) for word in process.stdout.readline().split()]
         assert len(children) >= 5
         descriptors = [os.pidfd_open(pid) for pid in children]

@@ -1,6 +1,4 @@
-"""What a change of the house must not change: what one replica learns on real processes. See
-`tests/simulated/test_recorded.py`.
-"""
+"""What one replica learns on real processes, as it was recorded. See `tests/simulated/test_recorded.py`."""
 
 import json
 import os

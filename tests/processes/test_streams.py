@@ -1,6 +1,4 @@
-"""Minibatches of a replica's own in a script: streams, which end where they do, a sequential order, and data that each
-replica has for itself.
-"""
+"""Minibatches of a replica's own in a script: streams, a sequential order, and data of each one's own."""
 
 import ast
 import re
