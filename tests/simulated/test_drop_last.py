@@ -1,6 +1,4 @@
-"""A last minibatch that is smaller: what `drop_last` leaves out under every strategy, and a batch norm that cannot do
-without it.
-"""
+"""A last minibatch that is smaller: what `drop_last` leaves out, and a batch norm that cannot do without it."""
 
 from __future__ import annotations
 

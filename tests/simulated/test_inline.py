@@ -1,6 +1,4 @@
-"""The inline carrier and the simulated cluster are one algorithm: where no time passes, message for message and bit for
-bit.
-"""
+"""The inline carrier and the simulated cluster are one algorithm, message for message and bit for bit."""
 
 from __future__ import annotations
 

@@ -406,9 +406,7 @@ PLAYED: dict[tuple[str, ...], Seen] = {}
 
 
 def assert_differ(came: list[Seen], sees: str) -> None:
-    """That what is looked at came out otherwise, of two jobs that were both to be trained to their end, unless it is
-    how they ended.
-    """
+    """That what is looked at came out otherwise, of two jobs that were both trained to their end."""
     assert getattr(came[0], sees) != getattr(came[1], sees)
     assert sees == "told" or all(one.told[-1] == "done" for one in came), came[1].told[-1]
 
