@@ -411,10 +411,7 @@ def test_streams_that_differ_are_told_apart_by_their_first_samples() -> None:
     for other in (same[1:], [{**same[0], "x": ROWS[0] + 1}, *same[1:]], [*same[:2], same[4], *same[2:]]):
         assert start_of(other, 1) != first
     own = Settings(batch_size=2, data="own", strategy=Downpour())
-    assert [start_of(same, 0, one) for one in (own, Settings(batch_size=2, strategy=Downpour(1)))] == [
-        None,
-        None,
-    ]
+    assert [start_of(same, 0, one) for one in (own, Settings(batch_size=2, strategy=Downpour(1)))] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -206,11 +206,7 @@ def test_what_is_no_graph_of_segments_is_refused(what: str) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "microbatches", "says"),
-    [
-        ("gpip", 1, "did you mean 'gpipe'"),
-        ("gpipe", 0, "must be 1 or more"),
-        ("sequential", 2, "as a whole"),
-    ],
+    [("gpip", 1, "did you mean 'gpipe'"), ("gpipe", 0, "must be 1 or more"), ("sequential", 2, "as a whole")],
 )
 def test_what_is_no_pipeline_is_refused(algorithm: str, microbatches: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -648,10 +648,7 @@ def test_a_split_is_measured_over_each_number_of_partitions(
         ("plan digits --draw x.svg", "--draw x.svg: draws what --replicas shows"),
         ("plan digits --strategy allreduce", "did you mean --strategies?"),
         ("split digits --partitions 0", "--partitions 0: numbers are from 1 to 1024"),
-        (
-            "split digits --partitions 1,2 --draw-step x.svg",
-            "--draw-step and --device need one number of --partitions",
-        ),
+        ("split digits --partitions 1,2 --draw-step x.svg", "--draw-step and --device need one number of --partitions"),
         ("split digits --partitions 1-2 --device cuda", "--draw-step and --device need one number of --partitions"),
         ("split digits --partitions 2,4 --split stage", "did you mean 'stages'?"),
     ],

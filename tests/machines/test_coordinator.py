@@ -11,14 +11,7 @@ import pytest
 from made import made as settings_of
 
 from distbelief.core import events, messages, records
-from distbelief.core.conversations import (
-    attendance,
-    checkpointing,
-    dealing,
-    evaluating,
-    initialising,
-    membership,
-)
+from distbelief.core.conversations import attendance, checkpointing, dealing, evaluating, initialising, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
 from distbelief.core.events import BudgetSpent, CheckpointDue, Event, GuestsOver, HoldOver, ScriptOver
 from distbelief.core.messages import Message, Version

@@ -334,15 +334,7 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
         return asked[-1]
 
     context = Context(
-        "replica 1.0",
-        0,
-        settings,
-        task,
-        20,
-        flat,
-        lambda _: lambda *_: None,
-        Stage(crossings=share),
-        part=part,
+        "replica 1.0", 0, settings, task, 20, flat, lambda _: lambda *_: None, Stage(crossings=share), part=part
     )
     assert context.split is not None
     assert [len(one) for one in asked] == [2 * length]

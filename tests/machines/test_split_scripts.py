@@ -382,10 +382,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "loading": (lambda split, _: split.load_state_dict({}), "Load weights before replica.split"),
     "a dtype": (lambda split, x: split(x.float()), r"traced with float64 \['n', 5\], and is called with float32"),
     "more arguments": (lambda split, x: split(x, x), r"split\(..., example=\(...\)\)"),
-    "an argument by name": (
-        lambda split, x: split(x, input=x),
-        r"is called as forward\(input.*\): multiple values",
-    ),
+    "an argument by name": (lambda split, x: split(x, input=x), r"is called as forward\(input.*\): multiple values"),
     "too many samples": (lambda split, x: split(torch.cat([x, x])), "with 12 samples, .* of a minibatch, 6"),
     "a gradient": (lambda split, x: split(x.clone().requires_grad_()), "requires a gradient: detach it"),
 }

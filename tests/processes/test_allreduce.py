@@ -40,8 +40,7 @@ def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("carrier", "algorithm"),
-    [("shared", "auto"), ("tcp", "hierarchical:tree"), ("tcp", "auto"), ("tls", "butterfly")],
+    ("carrier", "algorithm"), [("shared", "auto"), ("tcp", "hierarchical:tree"), ("tcp", "auto"), ("tls", "butterfly")]
 )
 def test_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, carrier: str, algorithm: str) -> None:
     """And the result says what was run."""

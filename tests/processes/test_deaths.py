@@ -43,10 +43,7 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("options", "kind", "after", "victim"),
-    [
-        ({}, records.Joined, 0, 1),
-        ({"prefetch": 1, "push_every": 3}, records.Stepped, 4, 0),
-    ],
+    [({}, records.Joined, 0, 1), ({"prefetch": 1, "push_every": 3}, records.Stepped, 4, 0)],
     ids=["plain", "prefetch"],
 )
 def test_the_job_ends_without_a_killed_replica_and_does_its_work(

@@ -39,14 +39,7 @@ HEAD = "for number, (x, y) in enumerate("
 MADE = LOOP.replace(f"{HEAD}replica.batches(dataset, batch_size={{batch}}))", f"{HEAD}batches)")
 """With the minibatches made before a loop over epochs."""
 MADE = MADE.replace(HEAD, "batches = replica.batches(dataset, batch_size={batch})\nfor epoch in range(3):\n  " + HEAD)
-FIELDS = {
-    "before": "",
-    "model": "jobs.net()",
-    "samples": "",
-    "batch": jobs.BATCH,
-    "inside": "",
-    "after": "",
-}
+FIELDS = {"before": "", "model": "jobs.net()", "samples": "", "batch": jobs.BATCH, "inside": "", "after": ""}
 
 
 def launch(folder: Path, strategy: Strategy | None = None, source: str = LOOP, **options: Any) -> dict[str, Any]:

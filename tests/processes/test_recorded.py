@@ -15,13 +15,7 @@ from safetensors.torch import load_file
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
-from distbelief.strategies import (
-    Allreduce,
-    Downpour,
-    Locking,
-    Sandblaster,
-    Synchronous,
-)
+from distbelief.strategies import Allreduce, Downpour, Locking, Sandblaster, Synchronous
 
 RECORDED = Path(__file__).with_name("recorded.json")
 PROCESSOR = processor()

@@ -676,8 +676,7 @@ def hold(seed: int) -> Counter[str]:
 def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(strategy: Any) -> None:
     """There is work again once a shard has died, and nobody is to be asked twice."""
     run = Observed(
-        Job(classes(mlp), dataclasses.replace(strategy, restarts=1)),
-        Simulated(network=NetworkModel(latency=5e-3)),
+        Job(classes(mlp), dataclasses.replace(strategy, restarts=1)), Simulated(network=NetworkModel(latency=5e-3))
     )
     simulation = run.simulation
 

@@ -81,8 +81,7 @@ def test_what_is_left_out_is_not_counted(strategy: Any, phantom: bool) -> None:
 def test_less_than_one_minibatch_is_refused() -> None:
     for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
         with pytest.raises(
-            UsageError,
-            match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size",
+            UsageError, match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size"
         ):
             run(classes(mlp, samples=3), strategy, drop_last=True)
 

@@ -47,10 +47,7 @@ class Stage:
         self.shards = [Shard(i, TorchSlice) for i in range(settings.shards)]
 
         self.driver.add_machine(
-            roles.COORDINATOR,
-            coordinator(settings, False, ANEW),
-            self.network.endpoint(roles.COORDINATOR),
-            _Nowhere(),
+            roles.COORDINATOR, coordinator(settings, False, ANEW), self.network.endpoint(roles.COORDINATOR), _Nowhere()
         )
         for i, shard in enumerate(self.shards):
             endpoint = self.network.endpoint(roles.shard(i))

@@ -117,11 +117,7 @@ def reference(
 
 
 def replayed(
-    task: Task,
-    update: Update,
-    rate: Callable[[int], float],
-    made: Sequence[Iterable[Minibatch]],
-    seed: int = 0,
+    task: Task, update: Update, rate: Callable[[int], float], made: Sequence[Iterable[Minibatch]], seed: int = 0
 ) -> dict[str, torch.Tensor]:
     """A plain loop of three epochs whose updates are each of the gradient of the minibatches that are named."""
     torch.manual_seed(seed)

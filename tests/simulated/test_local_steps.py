@@ -70,11 +70,7 @@ class Momentum:
 
 
 def expected(
-    accounting: Accounting,
-    outer: Any,
-    local: Any = torch.optim.AdamW,
-    lr: float = 0.01,
-    **of: Any,
+    accounting: Accounting, outer: Any, local: Any = torch.optim.AdamW, lr: float = 0.01, **of: Any
 ) -> torch.Tensor:
     """The shard's vector after all updates; each change is computed from the version that its replica had fetched."""
     schedule, clip = of.pop("schedule", lambda _: 1.0), of.pop("clip", 0.0)

@@ -140,8 +140,7 @@ def test_who_dies_while_it_is_away_is_told_of() -> None:
 
 def test_one_that_does_not_come_again_is_given_up() -> None:
     run = observe(
-        Downpour(2, 2),
-        Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=lasting.AWAY_SECONDS + 1),
+        Downpour(2, 2), Simulated(crashes=(Crash(roles.COORDINATOR, 9),), restart_seconds=lasting.AWAY_SECONDS + 1)
     )
     with pytest.raises(JobFailed, match=r"replica \d: coordinator is gone"):
         run.run()
