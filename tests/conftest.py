@@ -4,13 +4,18 @@ each test that is not long.
 """
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from asking import Ask
 from drawn import FEW, SEEDS
 from hypothesis import settings
 from patience import SLOWNESS
 from rings import ROOT, hash_of_sources
+
+from distbelief.cli import main
 
 # the bits of a sum follow its threads, and replicas have one; two workers of pytest with two each would fight, too
 torch.set_num_threads(1)
@@ -40,3 +45,14 @@ def drawn(items: list[pytest.Item]) -> set[pytest.Item]:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chance = random.Random(hash_of_sources(ROOT))
     return {chance.choice(some) for some in cases.values()}
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Run a command of distbelief, hold its status, and give what it has said."""
+
+    def run(words: str | Sequence[str], status: int = 0) -> Any:
+        assert main.run(words.split() if isinstance(words, str) else [*words]) == status
+        return capsys.readouterr()
+
+    return run

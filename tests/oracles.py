@@ -1,6 +1,4 @@
-"""Oracles: training loops in plain PyTorch, which owe nothing to distbelief, and small tasks to hold it against
-them.
-"""
+"""Oracles: training loops in plain PyTorch, which owe nothing to distbelief, and small tasks for them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,6 @@ def load(file: str) -> ModuleType:
     """The recipe in this file."""
     name = f"recipe_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(name, RECIPES / file)
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

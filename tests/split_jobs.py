@@ -68,9 +68,7 @@ def marked() -> Task:
 
 
 def state_of(run: Observed) -> dict[str, torch.Tensor]:
-    """The server's state dict, or that of a replica which was there at the end where there is none; in the order of the
-    module.
-    """
+    """The server's state dict, or that of a replica at the end where there is none; in the order of the module."""
     if run.simulation.memory is not None:
         return _entries(run, mapping_of(run.simulation))
     if not run.simulation.shards:

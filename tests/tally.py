@@ -1,6 +1,4 @@
-"""A task whose parameters say which minibatches are in them: who computed one, and by which way it came there, is not
-asked.
-"""
+"""A task whose parameters say which minibatches are in them, whoever computed one."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ def _first(metric: Metric, output: tuple[object, object], target: object) -> Ten
 
 
 def times(tally: Tensor) -> Tensor:
-    """How often each minibatch of each epoch is in a tally that was stepped by `ADAGRAD`: 0, 1, or 2 for twice and
-    more.
-    """
+    """How often each minibatch of each epoch is in a tally that was stepped by `ADAGRAD`: 0, 1, or 2 and more."""
     moved = -tally.detach() / RATE
     if bool((moved < 0).any()) or bool(((moved > 1e-6) & (moved < 1 - 1e-3)).any()):
         raise AssertionError(f"a tally moved by {moved.tolist()} rates, which no number of Adagrad's steps would")

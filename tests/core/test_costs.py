@@ -1,6 +1,4 @@
-"""What training costs: counts beside those made by hand, memory beside what tensors hold, times that add up, and what
-is left out or refused, named.
-"""
+"""What training costs: counts and memory beside those made by hand, times that add up, and what is left out."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from asking import Ask
 from torch import Tensor, nn
 
-from distbelief.cli import main, tables
+from distbelief.cli import tables
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import cost, profile, trace
@@ -230,7 +229,6 @@ def test_a_minibatch_that_a_model_refuses_is_left_out_or_told_and_no_largest_bat
     found = cost.measure(task, CostRequest(4), optim("sgd"), 1e10, seconds=0.3)
     assert [*found.profile.left_out] == [1]
     assert "a minibatch of 1 raised ValueError: Expected more than 1 value" in found.profile.left_out[1]
-    assert found.largest_batch is not None
     assert found.largest_batch > 4
     assert tracer_of(task).mapped(1) == {}
     with pytest.raises(TrainingError, match="a minibatch of 1 raised ValueError"):
@@ -519,7 +517,6 @@ def test_the_largest_batch_fits_and_one_more_sample_does_not(monkeypatch: pytest
     monkeypatch.setattr(cost, "held", lambda: 0)
     found = cost_of(LINEAR, monkeypatch, max_memory=5e6).largest_batch
     tracer = tracer_of(LINEAR)
-    assert found is not None
     assert cost.needed(tracer, found, optim("sgd")) <= 5e6 < cost.needed(tracer, found + 1, optim("sgd"))
     with pytest.raises(UsageError, match=r"not one sample fits; the least is 0.01GB"):
         cost_of(LINEAR, monkeypatch, max_memory=1e2)
@@ -593,9 +590,7 @@ def cost_file(path: Path, **more: object) -> str:
     return str(path)
 
 
-def test_machines_stand_beside_each_other_by_a_million_samples(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_machines_stand_beside_each_other_by_a_million_samples(tmp_path: Path, ask: Ask) -> None:
     """One with four times the speed, four times the power and twice the price of an hour."""
     fast = {"seconds": 250.0, "kilowatt_hours": 65 / 3600, "price": 0.5}
     epoch = {f"{name}_per_million_samples": value for name, value in fast.items()}
@@ -603,22 +598,19 @@ def test_machines_stand_beside_each_other_by_a_million_samples(
         cost_file(tmp_path / "cpu.json"),
         cost_file(tmp_path / "gpu.json", processor="GPU 2", batch_size=256, epoch=epoch),
     ]
-    assert main.run(["cost", "--compare", *files]) == 0
-    shown = capsys.readouterr().out
+    shown = ask(["cost", "--compare", *files]).out
     rows = [cells(line)[1:] for line in shown.splitlines() if line.startswith("│")]
     assert [row for row in rows if row[0]] == [
         ["Slow 1", "sgd", "64", "1,000", "1e+03", "1", "0.0181", "1", "1", "1"],
         ["GPU 2", "sgd", "256", "4,000", "250", "0.25", "0.0181", "1", "0.5", "0.5"],
     ]
-    assert main.run(["cost", "--compare", *files, "--json"]) == 0
-    machines = json.loads(capsys.readouterr().out)["machines"]
+    machines = json.loads(ask(["cost", "--compare", *files, "--json"]).out)["machines"]
     assert [(one["file"], one["seconds_of_first"], one["price_of_first"]) for one in machines] == [
         (files[0], 1.0, 1.0),
         (files[1], 0.25, 0.5),
     ]
     files.append(cost_file(tmp_path / "bare.json", epoch={"seconds_per_million_samples": 500.0}))
-    assert main.run(["cost", "--compare", *files]) == 0
-    shown = capsys.readouterr().out
+    shown = ask(["cost", "--compare", *files]).out
     assert "kWh" not in shown
     assert "price" not in shown
 
@@ -634,11 +626,10 @@ def test_machines_stand_beside_each_other_by_a_million_samples(
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_its_file(
-    more: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: dict[str, Any], told: str, tmp_path: Path, ask: Ask
 ) -> None:
     files = [cost_file(tmp_path / "one.json"), cost_file(tmp_path / "other.json", **more)]
-    assert main.run(["cost", "--compare", *files]) == 2
-    [said] = capsys.readouterr().err.splitlines()
+    [said] = ask(["cost", "--compare", *files], 2).err.splitlines()
     assert told in said
 
 
@@ -669,14 +660,13 @@ def test_what_cannot_be_compared_is_refused_by_its_file(
     ],
 )
 def test_a_wrong_word_is_one_line_with_the_right_one(
-    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = Path(cost_file(tmp_path / "one.json")).read_text()
     (tmp_path / "torn.json").write_text(text[:-9])
     os.mkfifo(tmp_path / "pipe")
-    assert main.run(["cost", *words.split()]) == 2
-    [said] = capsys.readouterr().err.splitlines()
+    [said] = ask(["cost", *words.split()], 2).err.splitlines()
     assert told in said
 
 

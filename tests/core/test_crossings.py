@@ -39,7 +39,6 @@ def test_what_is_given_is_taken_with_its_dtype_and_sides() -> None:
         assert first.give(1, 1, torch.tensor([step, 7], dtype=torch.int32))
         taken, other = take(second), second.take(1, torch.int32, (2,))
         assert taken is not None
-        assert other is not None
         assert torch.equal(taken, value(step))
         assert other.tolist() == [step, 7]
 
@@ -123,7 +122,6 @@ def test_values_that_are_taken_do_not_share_the_counter_of_changes_in_place() ->
         first.give(0, 1, value(step))
     weight = torch.ones(4, requires_grad=True)
     taken = take(second)
-    assert taken is not None
     loss = (taken.detach().requires_grad_() * weight).sum()
     second.give(1, 0, torch.zeros(2))  # autograd would refuse to go back if this counted as a change of what it keeps
     loss.backward()

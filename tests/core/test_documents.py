@@ -1,6 +1,4 @@
-"""What the documents tell a reader to type: every command is one that the command line takes, and every example in
-Python compiles.
-"""
+"""What documents tell a reader to type: the command line takes every command, and every example compiles."""
 
 import ast
 import re

@@ -1,5 +1,4 @@
-"""No option of a place or of a benchmark is dead: each, as the dataclasses have them, changes what is started, told or
-measured. (Those of strategies and of the virtual cluster are in tests/simulated/test_options.)"""
+"""No option of a place or a benchmark is dead; those of strategies are in tests/simulated/test_options."""
 
 from __future__ import annotations
 
@@ -83,26 +82,17 @@ def test_no_option_of_processes_is_dead(name: str) -> None:
     assert told(db.Local(**beside)) != told(db.Local(**{**beside, name: value}))
 
 
-WORDS: dict[str, str] = {
-    "network": "latency=1ms",
-    "topology": "tree:8x8",
-    "compute": "2ms",
-    "handling": "message=1ms",
-    "hosts": "cores=2",
-    "path": "served",
-    "stragglers": "1:4",
-    "faults": "crash=1@9",
-    "phantom": "",
-    "keep": "",
-    "sweep": "3",
-    "pad": "50ms",
-    "straggle": "1:4",
-    "quiet": "",
-    "json": "",
-    "metrics": "9400",
-    "track": "mlflow",
-    "page": "",
-}
+def typed(line: str) -> dict[str, list[str]]:
+    """The words of each option of a line, by the option's name."""
+    found = [f"--{part}".split() for part in line.split("--")[1:]]
+    return {words[0][2:].replace("-", "_"): words for words in found}
+
+
+WORDS = typed(
+    "--network latency=1ms --topology tree:8x8 --compute 2ms --handling message=1ms --hosts cores=2 --path served "
+    "--stragglers 1:4 --faults crash=1@9 --phantom --keep --sweep 3 --pad 50ms --straggle 1:4 --quiet --json "
+    "--metrics 9400 --track mlflow --page"
+)
 """A value of each option that only the command line has, or has in words of its own."""
 REAL = {("simulate", "metrics"), ("simulate", "track"), ("simulate", "page")}
 """Options of the output that follow real time."""
@@ -134,7 +124,7 @@ def test_no_word_of_a_command_is_dead(
     )
     monkeypatch.setattr("distbelief.record.live.summary", lambda *_: "summary")
     came = []
-    for words in ([], [f"--{name}", *([WORDS[name]] if WORDS[name] else [])]):
+    for words in ([], WORDS[name]):
         asked.clear()
         getattr(commands, command)(["digits", "downpour", *words])
         came.append((list(asked), capsys.readouterr().out))
@@ -142,126 +132,62 @@ def test_no_word_of_a_command_is_dead(
     assert name not in ("quiet", "json") or came[0][1] != came[1][1]
 
 
-SMALL: dict[str, dict[str, str]] = {
-    "check": {
-        "hosts": "a:2",
-        "hostfile": "f",
-        "on": "ssh",
-        "remote_shell": "sh",
-        "interface": "eth1",
-        "data_dir": "there",
-        "topology_out": "measured.conf",
-        "json": "",
-    },
-    "evaluate": {"data_dir": "there", "device": "cuda:1", "inference": "int8", "task": "mine:task", "json": ""},
-    "predict": {
-        "out": "other.safetensors",
-        "replicas": "3",
-        "partitions": "2",
-        "split": "stages",
-        "batch_size": "8",
-        "data_dir": "there",
-        "device": "cuda:1",
-        "threads": "2",
-        "quiet": "",
-        "json": "",
-    },
-    "status": {"watch": "", "json": ""},
-    "watch": {
-        "bind": "127.0.0.1:8000",
-        "control": "",
-        "proxy": "hub.example",
-        "stay": "60",
-    },
-    "join": {
-        "data_dir": "there",
-        "device": "cuda:1",
-        "threads": "2",
-        "strategy": "mine:Own",
-        "leave_within": "30",
-        "quiet": "",
-    },
-    "draw": {"ranks": "6", "per_host": "2", "network": "latency=1ms", "topology": "tree:2x4"},
-    "draw 1f1b": {"partitions": "3", "microbatches": "5", "svg": "drawn.svg"},
-    "cost": {
-        "batch_size": "8",
-        "optimizer": "adam",
-        "epochs": "2",
-        "watts": "65",
-        "price_per_hour": "0.1",
-        "max_memory": "2GB",
-        "device": "cuda:1",
-        "seconds": "2",
-        "data_dir": "there",
-        "compare": "other.json",
-        "json": "",
-    },
-    "split": {
-        "partitions": "3",
-        "split": "conv*=time",
-        "batch_size": "8",
-        "schedule": "gpipe",
-        "microbatches": "2",
-        "chunks": "3",
-        "optimizer": "adam",
-        "network": "latency=1ms",
-        "seconds": "2",
-        "device": "cuda:1",
-        "draw": "drawn.svg",
-        "draw_step": "step.svg",
-        "data_dir": "there",
-        "json": "",
-    },
-    "plan": {
-        "machines": "4x8",
-        "topology": "tree:2x2",
-        "stragglers": "1:4",
-        "network": "latency=1ms",
-        "max_memory": "2GB",
-        "strategies": "single",
-        "batch_size": "8",
-        "optimizer": "adam",
-        "seconds": "2",
-        "replicas": "1-4",
-        "draw": "picture.svg",
-        "data_dir": "there",
-        "json": "",
-    },
-}
-KINDS = {
-    "evaluate": results.EvaluateOptions,
-    "check": CheckOptions,
-    "predict": PredictOptions,
-    "status": commands.StatusOptions,
-    "watch": WatchOptions,
-    "join": commands.JoinOptions,
-    "draw": costs.DrawOptions,
-    "draw 1f1b": costs.DrawPipelineOptions,
-    "cost": costs.CostOptions,
-    "plan": costs.PlanOptions,
-    "split": costs.SplitOptions,
-}
+SMALL: dict[str, tuple[Any, str, str]] = {
+    "check": (
+        CheckOptions, "mnist",
+        "--hosts a:2 --hostfile f --on ssh --remote-shell sh --interface eth1 --data-dir there "
+        "--topology-out measured.conf --json",
+    ),
+    "evaluate": (
+        results.EvaluateOptions, "RUN", "--data-dir there --device cuda:1 --inference int8 --task mine:task --json",
+    ),
+    "predict": (
+        PredictOptions, "RUN digits --out o.safetensors",
+        "--out other.safetensors --replicas 3 --partitions 2 --split stages --batch-size 8 --data-dir there "
+        "--device cuda:1 --threads 2 --quiet --json",
+    ),
+    "status": (commands.StatusOptions, "RUN", "--watch --json"),
+    "watch": (WatchOptions, "RUN", "--bind 127.0.0.1:8000 --control --proxy hub.example --stay 60"),
+    "join": (
+        commands.JoinOptions, "RUN",
+        "--data-dir there --device cuda:1 --threads 2 --strategy mine:Own --leave-within 30 --quiet",
+    ),
+    "draw": (costs.DrawOptions, "hierarchical", "--ranks 6 --per-host 2 --network latency=1ms --topology tree:2x4"),
+    "draw 1f1b": (costs.DrawPipelineOptions, "", "--partitions 3 --microbatches 5 --svg drawn.svg"),
+    "cost": (
+        costs.CostOptions, "digits",
+        "--batch-size 8 --optimizer adam --epochs 2 --watts 65 --price-per-hour 0.1 --max-memory 2GB --device cuda:1 "
+        "--seconds 2 --data-dir there --compare other.json --json",
+    ),
+    "split": (
+        costs.SplitOptions, "mnist-gru --split time",
+        "--partitions 3 --split conv*=time --batch-size 8 --schedule gpipe --microbatches 2 --chunks 3 "
+        "--optimizer adam --network latency=1ms --seconds 2 --device cuda:1 --draw drawn.svg --draw-step step.svg "
+        "--data-dir there --json",
+    ),
+    "plan": (
+        costs.PlanOptions, "digits",
+        "--machines 4x8 --topology tree:2x2 --stragglers 1:4 --network latency=1ms --max-memory 2GB "
+        "--strategies single --batch-size 8 --optimizer adam --seconds 2 --replicas 1-4 --draw picture.svg "
+        "--data-dir there --json",
+    ),
+}  # fmt: skip
+"""Of each command: its options, the words before them, and each option with another value than its own."""
 
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [(command, field.name) for command, kind in KINDS.items() for field in dataclasses.fields(kind)],
+    [(command, field.name) for command, (kind, *_) in SMALL.items() for field in dataclasses.fields(kind)],
 )
 def test_no_option_of_a_small_command_is_dead(
     command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert name in SMALL[command], f"{command} has an option {name!r} without a case here: what does it change?"
+    _, before, line = SMALL[command]
+    words = typed(line)
+    assert name in words, f"{command} has an option {name!r} without a case here: what does it change?"
     asked: list[Any] = []
-    value = SMALL[command][name]
-    measured = {
-        "task": "digits",
-        "test_accuracy": 0.5,
-        "test_metrics": {},
-        "test_loss": 1.0,
-        "samples": 360,
-        "model_bytes": 9,
-        "seconds": 0.1,
-    }
+    measured = {"task": "digits", "test_accuracy": 0.5, "test_metrics": {}, "test_loss": 1.0, "samples": 360}
+    measured |= {"model_bytes": 9, "seconds": 0.1}
     monkeypatch.setattr(evaluate, "evaluate", lambda *words: [asked.append(words), measured][1])
     made = {"out": "", "samples": 360, "samples_per_second": 1.0}
     monkeypatch.setattr(forkserver, "start", bool)
@@ -300,11 +226,11 @@ def test_no_option_of_a_small_command_is_dead(
     monkeypatch.setattr(costs.Path, "write_text", lambda path, text, _: asked.append((str(path), text)))
     command, *first = command.split()
     came = []
-    for words in ([], [option_of(name), *([value] if value else [])]):
+    for more in ([], words[name]):
         asked.clear()
         refused = ""
         try:
-            getattr(commands, command)([*(first or FIRST.get(command, "RUN").split()), *words])
+            getattr(commands, command)([*first, *before.split(), *more])
         except UsageError as error:
             refused = str(error)
         came.append((list(asked), capsys.readouterr().out, refused))
@@ -319,21 +245,6 @@ class Told:
 
     def __str__(self) -> str:
         return "a table"
-
-
-FIRST = {
-    "check": "mnist",
-    "predict": "RUN digits --out o.safetensors",
-    "draw": "hierarchical",
-    "cost": "digits",
-    "plan": "digits",
-    "split": "mnist-gru --split time",
-}
-"""The words before the options, where these are no run folder alone."""
-
-
-def option_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 # benchmarks

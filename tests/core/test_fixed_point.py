@@ -1,6 +1,4 @@
-"""Dynamic fixed point: values on a grid whose scale follows them, products of such values only, and where too few bits
-are too few.
-"""
+"""Dynamic fixed point: values on a grid whose scale follows them, products of such values, and too few bits."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from asking import Ask
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,11 +96,11 @@ def test_a_servers_strategy_has_no_order_and_its_shards_are_spread(
         ("--topology {tree}", "--topology {tree}: needs several hosts; name them with --hosts"),
     ],
 )
-def test_a_topology_that_cannot_be_used_is_refused(
-    tree: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
-) -> None:
-    assert main.run(["train", "mnist", "allreduce", *words.format(tree=tree).split(), "--dry-run"]) == 2
-    assert told.format(tree=tree) in capsys.readouterr().err
+def test_a_topology_that_cannot_be_used_is_refused(tree: Path, ask: Ask, words: str, told: str) -> None:
+    assert (
+        told.format(tree=tree)
+        in ask(["train", "mnist", "allreduce", *words.format(tree=tree).split(), "--dry-run"], 2).err
+    )
 
 
 # what Slurm says
@@ -212,19 +213,13 @@ def test_the_faster_way_counts_and_a_pair_that_was_not_measured_is_named() -> No
         (f"--hosts {','.join(f'n{one}' for one in range(65))} --topology-out {{tree}}2", "65 hosts: of at most 64"),
     ],
 )
-def test_a_file_that_cannot_be_measured_is_refused_before(
-    tree: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
-) -> None:
-    assert main.run(["check", *words.format(tree=tree).split(), "--remote-shell", "true"]) == 2
-    assert told.format(tree=tree) in capsys.readouterr().err
+def test_a_file_that_cannot_be_measured_is_refused_before(tree: Path, ask: Ask, words: str, told: str) -> None:
+    assert told.format(tree=tree) in ask(["check", *words.format(tree=tree).split(), "--remote-shell", "true"], 2).err
 
 
-def test_what_was_measured_is_shown_where_it_cannot_be_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_is_shown_where_it_cannot_be_written(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = [HostReport("a", ways={"b": Way(0.0, 1.25e8)}), HostReport("b")]
     monkeypatch.setattr(Cluster, "check", lambda *_: reports)
-    assert main.run(["check", "--hosts", "a,b", "--topology-out", "/proc/self/fdinfo/none"]) == 2
-    said = capsys.readouterr()
+    said = ask("check --hosts a,b --topology-out /proc/self/fdinfo/none", 2)
     assert "SwitchName=s0 LinkSpeed=1000 Nodes=a,b" in said.out
     assert "--topology-out /proc/self/fdinfo/none: cannot be written (" in said.err

@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from asking import Ask
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import SLOWNESS
 
 import distbelief as db
-from distbelief.cli import main
 from distbelief.core import roles
 from distbelief.core.roles import Mesh, servers
 from distbelief.errors import JobFailed, UsageError
@@ -226,40 +226,35 @@ def test_a_thousand_hosts_are_planned_in_seconds() -> None:
     assert set(Counter(at for role, at in placement.where.items() if roles.is_replica(role)).values()) == {8}
 
 
-def test_a_hostfile_from_windows_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostfile_from_windows_is_read(tmp_path: Path, ask: Ask) -> None:
     (tmp_path / "hosts").write_bytes("\ufeffa slots=2\r\nb slots=1\r\n".encode())
-    assert main.run(f"train digits downpour --hostfile {tmp_path}/hosts --dry-run".split()) == 0
-    shown = capsys.readouterr().out
+    shown = ask(f"train digits downpour --hostfile {tmp_path}/hosts --dry-run").out
     assert "host a, 2 slots" in shown
     assert "host b, 1 slot:" in shown
 
 
-def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_who_would_be_where_and_asks_nobody(ask: Ask) -> None:
     words = "train mnist downpour --hosts a:3,b:1 --shards 2 --standby 1 --dry-run"
-    assert main.run(words.split()) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert ask(words).out.splitlines() == [
         "here: coordinator, evaluator",
         "host a, 3 slots: replica 0, replica 1, replica 2, shard 0, standby 1",
         "host b, 1 slot: replica 3, shard 1, standby 0",
         "links: TLS; each role listens on its host's address, at a port that is chosen when the job starts",
     ]
     words = "train mnist allreduce --hosts a:1,b:1 --replicas 3 --oversubscribe --dry-run"
-    assert main.run(words.split()) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "host a, 1 slot: replica 0, replica 2"
+    assert ask(words).out.splitlines()[1] == "host a, 1 slot: replica 0, replica 2"
     words = "train mnist allreduce --hosts a:3,b:2 --partitions 2 --dry-run"
-    assert main.run(words.split()) == 0
-    assert capsys.readouterr().out.splitlines()[1:3] == [
+    assert ask(words).out.splitlines()[1:3] == [
         "host a, 3 slots: replica 0.0, replica 0.1",
         "host b, 2 slots: replica 1.0, replica 1.1",
     ]
 
 
 @pytest.mark.parametrize("begin", ["distbelief train mnist downpour", "distbelief train mnist allreduce"])
-def test_the_document_shows_what_a_dry_run_of_its_command_shows(begin: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_shows_what_a_dry_run_of_its_command_shows(begin: str, ask: Ask) -> None:
     blocks = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)
     command, shown = next(pair for pair in pairwise(blocks) if pair[0].startswith(begin))
-    assert main.run([*command.split()[1:], "--dry-run"]) == 0
-    assert capsys.readouterr().out == shown
+    assert ask([*command.split()[1:], "--dry-run"]).out == shown
 
 
 def test_slurm_is_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,13 +342,11 @@ def allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("allocation")
-def test_inside_slurm_the_nodes_are_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "downpour", "--shards", "2", "--dry-run"]) == 0
-    shown = capsys.readouterr().out.splitlines()
+def test_inside_slurm_the_nodes_are_the_hosts(ask: Ask) -> None:
+    shown = ask("train mnist downpour --shards 2 --dry-run").out.splitlines()
     assert shown[1] == "host n0, 4 slots: replica 0, replica 1, replica 2, replica 3, shard 0"
     assert shown[2].startswith("host n1, 4 slots: replica 4")
-    assert main.run(["train", "mnist", "downpour", "--hosts", "a:2", "--on", "ssh", "--dry-run"]) == 0
-    assert "host a, 2 slots" in capsys.readouterr().out
+    assert "host a, 2 slots" in ask("train mnist downpour --hosts a:2 --on ssh --dry-run").out
 
 
 @pytest.mark.usefixtures("allocation")
@@ -366,20 +359,18 @@ def test_inside_slurm_the_nodes_are_the_hosts(capsys: pytest.CaptureFixture[str]
         ("--on rai", "unknown engine 'rai'"),
     ],
 )
-def test_what_means_nothing_inside_slurm_is_refused(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["train", "mnist", "downpour", *words.split(), "--dry-run"]) == 2
-    assert told in capsys.readouterr().err
+def test_what_means_nothing_inside_slurm_is_refused(words: str, told: str, ask: Ask) -> None:
+    assert told in ask(["train", "mnist", "downpour", *words.split(), "--dry-run"], 2).err
 
 
 @pytest.mark.usefixtures("allocation")
 def test_an_allocation_is_a_place_where_it_has_several_nodes_and_all_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     assert is_allocated(SLURM)
     assert not is_allocated(SLURM | {"SLURM_JOB_NUM_NODES": "1"})
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x3)")
-    assert main.run(["train", "mnist", "downpour", "--dry-run"]) == 2
-    assert "the nodes n[0-1] cannot be listed" in capsys.readouterr().err
+    assert "the nodes n[0-1] cannot be listed" in ask("train mnist downpour --dry-run", 2).err
 
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "1"}
@@ -416,9 +407,6 @@ def test_a_process_knows_which_one_of_those_of_a_launcher_it_is(
 def test_starts_are_told_apart_and_processes_of_one_are_not() -> None:
     first, second = launched.launched(SRUN), launched.launched(SRUN | {"SLURM_PROCID": "3"})
     other = launched.launched(SRUN | {"SLURM_STEP_ID": "1"})
-    assert first
-    assert second
-    assert other
     assert (first.name, first.cores) == (second.name, 3)
     assert first.name != other.name
     assert meeting.ticket_path(first, "a") == meeting.ticket_path(second, "a") != meeting.ticket_path(other, "a")
@@ -451,12 +439,11 @@ def test_a_rank_that_is_none_is_refused() -> None:
     ],
 )
 def test_what_means_nothing_to_a_command_that_was_started_several_times_is_refused(
-    words: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    words: str, told: str, monkeypatch: pytest.MonkeyPatch, ask: Ask, tmp_path: Path
 ) -> None:
     for name, value in MPIRUN.items():
         monkeypatch.setenv(name, value)
-    assert main.run(["train", "mnist", *words.format(folder=tmp_path).split()]) == 2
-    assert told in capsys.readouterr().err
+    assert told in ask(["train", "mnist", *words.format(folder=tmp_path).split()], 2).err
 
 
 def begin(start: launched.Launched, run: Path) -> None:
@@ -465,9 +452,7 @@ def begin(start: launched.Launched, run: Path) -> None:
 
 
 def test_a_start_goes_on_only_with_the_run_of_its_own_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a launcher has started may be a script with several commands, which have one parent. Beside the runs, no
-    file tells of them.
-    """
+    """What a launcher has started may be a script with several commands, which have one parent."""
     monkeypatch.chdir(tmp_path)
     start = launched.launched(TORCHRUN)
     assert start
@@ -528,12 +513,12 @@ def test_who_finds_no_ticket_or_nobody_who_answers_is_told(tmp_path: Path, monke
     assert not list(tmp_path.iterdir()), "a ticket is left"
 
 
-def test_ray_that_is_not_installed_is_told_with_what_to_install(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_that_is_not_installed_is_told_with_what_to_install(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main.run(["train", "mnist", "downpour", "--on", "ray"]) == 2
-    assert "Ray is not installed for this Python; pip install 'distbelief[ray]'" in capsys.readouterr().err
+    assert (
+        "Ray is not installed for this Python; pip install 'distbelief[ray]'"
+        in ask("train mnist downpour --on ray", 2).err
+    )
 
 
 class Greeted:
@@ -670,7 +655,6 @@ def test_the_first_process_is_of_the_first_host_and_starts_its_agent(monkeypatch
 
 def test_one_start_runs_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = launched.launched(MPIRUN)
-    assert start
     monkeypatch.setattr(meeting, "_HELD", {start.name: SimpleNamespace(is_over=True)})
     with pytest.raises(UsageError, match="for one job, and that is over: start it again for the next one"):
         meeting.meet(start, str(tmp_path), "")

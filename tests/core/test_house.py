@@ -153,10 +153,7 @@ DECLARING = ("Struct", "NamedTuple", "Protocol", "TypedDict", "Enum", "StrEnum",
 """Bases whose classes declare their fields."""
 
 
-TWICE = {
-    "Boundary": "a message of what crosses at such an edge of a pipeline",
-    "Cut": "of a value, and of a model",
-}
+TWICE = {"Boundary": "a message of what crosses at such an edge of a pipeline", "Cut": "of a value, and of a model"}
 """Names of two classes, and what they are: messages keep theirs; the others are left, and may only become fewer."""
 
 

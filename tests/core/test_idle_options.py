@@ -1,6 +1,4 @@
-"""What would do nothing is refused, with the reason: an option is never taken without a word for what it cannot
-change.
-"""
+"""What would do nothing is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -8,9 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
+from asking import Ask
 
 import distbelief as db
-from distbelief.cli import main, options, words
+from distbelief.cli import options, words
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.places.attempt import evaluates
@@ -54,9 +53,8 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("line", BESIDE)
-def test_what_would_do_nothing_is_refused_with_the_reason(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(line.split()) == 2
-    said = capsys.readouterr().err
+def test_what_would_do_nothing_is_refused_with_the_reason(line: str, ask: Ask) -> None:
+    said = ask(line, 2).err
     assert BESIDE[line] in said
     assert said.count("\n") == 1
 

@@ -1,6 +1,4 @@
-"""The idx reader: real bytes are read, anything else is one clear DataError, and memory is taken only for what a file
-can hold.
-"""
+"""The idx reader: anything but real bytes is one clear DataError, and memory is for what a file can hold."""
 
 import gzip
 import struct

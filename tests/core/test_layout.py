@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from distbelief.errors import LayoutError, UsageError
 from distbelief.sharding.assignments import cut
-from distbelief.sharding.layout import (
-    ALIGNMENT,
-    ITEM_SIZES,
-    TRAINABLE,
-    Range,
-    Tensor,
-    check_same,
-    lay_out,
-)
+from distbelief.sharding.layout import ALIGNMENT, ITEM_SIZES, TRAINABLE, Range, Tensor, check_same, lay_out
 
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 kinds = st.sampled_from(["parameter", "buffer", "frozen"])
@@ -121,11 +113,7 @@ MODEL = [Tensor("w", (3, 4), "float32"), Tensor("b", (4,), "float32"), Tensor("m
         ([Tensor("w", (3, 4), "float64"), *MODEL[1:]], {}, "float64 in group 0, the server's is parameter .* float32"),
         ([Tensor("w", (3, 4), "float32", "frozen"), *MODEL[1:]], {}, "its 'w' is frozen"),
         ([*MODEL, Tensor("more", (), "int64", "buffer")], {}, "its buffer 'more' is unknown to the server"),
-        (
-            [Tensor("layer.w", (3, 4), "float32"), *MODEL[1:]],
-            {},
-            "it calls 'layer.w' what the server calls 'w'",
-        ),
+        ([Tensor("layer.w", (3, 4), "float32"), *MODEL[1:]], {}, "it calls 'layer.w' what the server calls 'w'"),
         ([MODEL[1], MODEL[0], MODEL[2]], {}, "the order of its parameters differ"),
         (MODEL, {"groups": ({"lr": 0.1},)}, "parameter groups, their options"),
         (MODEL, {"aliases": {"tied": "w"}}, "parameter groups, their options or the order"),

@@ -37,7 +37,6 @@ def test_a_step_of_wolfe_satisfies_the_strong_conditions_and_is_the_last_tried(n
     function = FUNCTIONS[name]
     loss, slope = function(0.0)
     found, tried = run(wolfe(SearchStart(loss, slope, first)), function)
-    assert found is not None
     assert found.step == tried[-1]
     assert len(tried) <= TRIALS + 1
     assert function(found.step)[0] <= loss + 1e-4 * found.step * slope
@@ -46,7 +45,6 @@ def test_a_step_of_wolfe_satisfies_the_strong_conditions_and_is_the_last_tried(n
 
 def test_a_loss_that_is_no_number_is_stepped_back_from() -> None:
     found, _ = run(wolfe(SearchStart(0.0, -1.0, 64.0)), FUNCTIONS["wall"])
-    assert found is not None
     assert 0 < found.step < 2
     assert found.loss < 0
 

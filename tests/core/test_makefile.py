@@ -12,9 +12,7 @@ MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 
 def make_train(folder: Path, why: str) -> list[str]:
-    """The lines that `make train` shows where `available` answers `why`, with programs in the place of Python and
-    distbelief.
-    """
+    """The lines that `make train` shows where `available` answers `why`, with programs in the place of others."""
     for name, lines in {
         "python": f"""case "$2" in *'available("mnist")'*) echo "{why}";; *) exit 9;; esac""",
         "distbelief": 'echo "$@"',

@@ -67,7 +67,6 @@ def test_a_part_that_two_share_stays_shared_and_one_that_came_later_is_made() ->
     recall(remember(whole, KINDS), KINDS, other)
     assert other.part is other.shared
     assert other.part.held == 7
-    assert other.later is not None
     assert other.later.held == {("a", 1): deque([1])}
 
 

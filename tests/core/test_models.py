@@ -67,11 +67,7 @@ PARAMETERS = {
         "tower.fc1": 500 * (50 * 4 * 4 + 1),
         "tower.fc2": 10 * (500 + 1),
     },
-    "mnist-gru": {
-        "gru1": 3 * 128 * (28 + 128 + 2),
-        "gru2": 3 * 128 * (128 + 128 + 2),
-        "fc1": 10 * (128 + 1),
-    },
+    "mnist-gru": {"gru1": 3 * 128 * (28 + 128 + 2), "gru2": 3 * 128 * (128 + 128 + 2), "fc1": 10 * (128 + 1)},
     "mnist-local": {"local1": 19 * 19 * 8 * (10 * 10 + 1), "fc1": 10 * (8 * 9 * 9 + 1)},
     "gpt-tiny": {
         "": 64 * 64,
@@ -173,7 +169,6 @@ def test_the_columns_meet_where_they_should_with_as_many_numbers(name: str) -> N
 
 def test_images_of_a_class_are_alike_in_both_sets_and_those_of_others_are_not() -> None:
     task = resolve("alexnet")
-    assert task.test is not None
     (seen, labels), (others, theirs) = (as_data(load()).batch(torch.arange(200)) for load in (task.train, task.test))
     assert int(max(labels.max(), theirs.max())) < CLASSES
     assert abs(float(seen.mean())) < 0.05

@@ -1,6 +1,4 @@
-"""The exchange of norms: every shard that holds a part is in the sum, in whatever order they say so, and whoever takes
-the place of another.
-"""
+"""The exchange of norms: every shard that holds a part is in the sum, in whatever order they say so."""
 
 from __future__ import annotations
 

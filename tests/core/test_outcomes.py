@@ -34,9 +34,7 @@ def test_every_outcome_has_a_cause() -> None:
 
 
 def test_no_decision_reads_a_sentence() -> None:
-    """Neither what an error says, nor a reason; a hint that is added to the words of somebody else's error decides
-    nothing.
-    """
+    """Neither what an error says, nor a reason; a hint that is added to another's words decides nothing."""
     wrong = [told for name in shipped() for told in sentences_read(name)]
     assert not wrong, f"they decide by a sentence: {wrong}"
 

@@ -1,6 +1,4 @@
-"""Every pipeline over any graph of segments runs to its end with every gradient; the checker sees what does not; prices
-are those of a hand's count; and the orders are those of PyTorch's own pipelining.
-"""
+"""Every pipeline over any graph of segments ends with every gradient, at the price of a hand's count."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ from distbelief.schedules.price import LinkModel
 
 
 def graph(partitions: list[int], edges: list[list[int]], lacking: frozenset[int] = frozenset()) -> SegmentGraph:
-    """Segments at some partitions, each with the earlier segments whose one value it takes; some values have no
-    gradient.
-    """
+    """Segments at some partitions, each with the earlier ones whose one value it takes; some have no gradient."""
     numbers = {partition: number for number, partition in enumerate(dict.fromkeys(partitions))}
     partitions = [numbers[partition] for partition in partitions]
     crossing: dict[tuple[int, int], None] = {}
@@ -94,9 +90,7 @@ def test_every_pipeline_over_any_graph_is_proved_with_its_own_slots_and_with_mor
 
 
 def test_a_value_crosses_once_to_each_partition_that_takes_it_and_passes_by_those_between() -> None:
-    """The first segment's value is taken by two of partition 1, skips to partition 2, and never goes through partition
-    1 to it.
-    """
+    """The first segment's value is taken by two of partition 1, and goes past partition 1 to partition 2."""
     over = graph([0, 1, 1, 2], [[], [0], [0, 1], [0, 2]])
     made = pipeline("gpipe", over, 2)
     sent = [one for one in made.actions[0] if isinstance(one, Crossing) and one.direction is Pass.FORWARD]
@@ -212,11 +206,7 @@ def test_what_is_no_graph_of_segments_is_refused(what: str) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "microbatches", "says"),
-    [
-        ("gpip", 1, "did you mean 'gpipe'"),
-        ("gpipe", 0, "must be 1 or more"),
-        ("sequential", 2, "as a whole"),
-    ],
+    [("gpip", 1, "did you mean 'gpipe'"), ("gpipe", 0, "must be 1 or more"), ("sequential", 2, "as a whole")],
 )
 def test_what_is_no_pipeline_is_refused(algorithm: str, microbatches: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from asking import Ask
 from torch import nn
 
 import distbelief as db
@@ -104,7 +105,6 @@ def test_parts_of_a_step_add_up_and_the_first_is_the_fastest() -> None:
     rates = [row.rate for row in rows if row.machines == "2x2" and row.terms]
     assert rates == sorted(rates, reverse=True)
     for row in rows[: len(rates)]:
-        assert row.terms is not None
         assert row.terms.step == pytest.approx(row.replicas * 64 / row.terms.samples_per_second, rel=0.01)
         assert min(row.terms.compute, row.terms.update, row.terms.communicate, row.terms.wait) >= 0
         assert row.terms.compute == pytest.approx(1e-3, rel=0.1)
@@ -154,8 +154,6 @@ def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_
     found = made("4x1", line, slow={1: 4.0}, strategies=("allreduce", "downpour"))
     terms = {row.what: row.terms for row in found.rows if row.machines == "4x1"}
     waited, alone = terms["allreduce, 4 replicas"], terms["downpour, 1 replica, 1 shard"]
-    assert waited is not None
-    assert alone is not None
     # three of the four milliseconds would not be there, and three of four replicas wait as long
     assert waited.binds == "a straggler"
     assert waited.spared["a straggler"] == pytest.approx(3e-3, rel=0.1)
@@ -177,11 +175,10 @@ def test_a_straggler_binds_where_the_others_wait_for_it_and_is_told_where_it_is_
     ],
 )
 def test_a_straggler_or_a_network_that_cannot_be_is_refused_before_anything_is_measured(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], told: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "Needs", lambda *_: pytest.fail("it is refused first"))
-    assert main.run(["plan", "digits", "--machines", "1x2", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert told in ask(["plan", "digits", "--machines", "1x2", *words], 2).err
 
 
 def test_what_a_process_holds_without_a_model_has_no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,14 +346,12 @@ def test_a_minibatch_that_does_not_fit_this_machine_is_refused_before_it_is_comp
         made()
 
 
-def test_the_command_shows_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["plan", "digits", "--max-memory", "40GB"]) == 0
-    shown = capsys.readouterr().out
+def test_the_command_shows_a_table_or_json(ask: Ask) -> None:
+    shown = ask("plan digits --max-memory 40GB").out
     for told in ("digits on 1x2", "hogwild, 2 replicas", "samples/s", "planned in ", "distbelief train digits"):
         assert told in shown
     assert planning.UNSEEN in shown
-    assert main.run(["plan", "digits", "--machines", "1x1", "--strategies", "single", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(ask("plan digits --machines 1x1 --strategies single --json").out)
     assert found["rows"][0]["command"] == "single"
     assert [row["machines"] for row in found["rows"] if row["measured"]] == ["1x2"] * 2
 
@@ -414,8 +409,6 @@ def test_what_is_priced_is_graded_by_what_was_measured_here_in_the_same_table(mo
     assert {*rows} == {"single", "single, 2 partitions", "allreduce, 2 replicas"}
     assert all(row.machines == "1x2" for row in rows.values())
     single, both = rows["single"], rows["allreduce, 2 replicas"]
-    assert single.predicted is not None
-    assert both.predicted is not None
     assert single.predicted.samples_per_second == pytest.approx(64e3, rel=0.05)
     assert both.predicted.samples_per_second == pytest.approx(64e3, rel=0.2)  # cores slow each other down
     *_, shown = shown_table(found, monkeypatch)
@@ -493,7 +486,7 @@ def test_where_no_candidate_runs_it_is_single_with_the_reason(monkeypatch: pytes
 
 @pytest.mark.parametrize("command", ["plan", "cost", "split"])
 def test_half_of_a_measurement_says_nothing_and_is_told_so(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
@@ -501,21 +494,17 @@ def test_half_of_a_measurement_says_nothing_and_is_told_so(
     monkeypatch.setattr("distbelief.lab.cost.profile.measure", interrupted)
     monkeypatch.setattr(planning.splitting, "measure", interrupted)
     monkeypatch.setattr(halving, "measure", interrupted)
-    assert main.run([command, "digits"]) == 130
-    told = capsys.readouterr()
+    told = ask([command, "digits"], 130)
     assert (told.out, told.err.count("\n")) == ("", 1)
     assert "an unfinished measurement is not kept; --seconds N makes it shorter" in told.err
 
 
-def test_a_price_that_is_interrupted_is_no_job_that_has_not_begun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_price_that_is_interrupted_is_no_job_that_has_not_begun(monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
     def run(*_: object) -> None:
         raise Interrupted("interrupted before the job began")
 
     monkeypatch.setattr("distbelief.lab.plan.pricing.Simulated.run", run)
-    assert main.run(["plan", "digits", "--machines", "2x2"]) == 130
-    assert "interrupted: an unfinished measurement is not kept" in capsys.readouterr().err
+    assert "interrupted: an unfinished measurement is not kept" in ask("plan digits --machines 2x2", 130).err
 
 
 def test_auto_trains_with_the_first_of_the_plan_and_says_why(
@@ -590,8 +579,6 @@ def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as
     ]  # fmt: skip
     assert [point.speedup for point in curve.points[:2]] == [1.0, 2.0]
     one, _, four = (point.simulated for point in curve.points)
-    assert one is not None
-    assert four is not None
     assert 4 * 64 / four == pytest.approx(64 / one + VECTOR / 2 / 1e8, rel=0.1)
     assert curve.points[2].binds == "network"
     [apart] = scaling(TASK, (2,), PlanRequest(network=line, strategies=("allreduce",), machines="2x1", **asked)).curves
@@ -600,7 +587,7 @@ def test_replicas_that_fit_this_machine_are_measured_and_all_are_simulated_on_as
 
 
 def test_a_split_is_measured_over_each_number_of_partitions(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, ask: Ask, tmp_path: Path
 ) -> None:
     """As `split` predicts each by itself: in shared memory where this machine has the cores, else over the network."""
     asked: list[tuple[str, int, int, bool]] = []
@@ -613,8 +600,7 @@ def test_a_split_is_measured_over_each_number_of_partitions(
 
     monkeypatch.setattr(planning.splitting, "measure", measured)
     line = "split digits --partitions 2,4 --split neurons --batch-size 32 --network bandwidth=1MB"
-    assert main.run([*line.split(), "--json"]) == 0
-    [curve] = json.loads(capsys.readouterr().out)["curves"]
+    [curve] = json.loads(ask([*line.split(), "--json"]).out)["curves"]
     assert asked == [("neurons", 2, 32, False), ("neurons", 4, 32, True)]
     assert [(point["count"], point["measured"] is not None) for point in curve["points"]] == [
         (1, True), (2, True), (4, False),
@@ -623,8 +609,7 @@ def test_a_split_is_measured_over_each_number_of_partitions(
     assert [32 / point["simulated"] for point in curve["points"]] == pytest.approx([1.1e-3, 0.55e-3, 0.475e-3])
     assert [point["efficiency"] for point in curve["points"]] == pytest.approx([1, 0.5, 1.1 / 0.475 / 4])
     assert [point["binds"] for point in curve["points"]] == ["processor"] * 3
-    assert main.run([*line.split(), "--draw", str(tmp_path / "p.svg")]) == 0
-    shown, picture = capsys.readouterr().out, (tmp_path / "p.svg").read_text()
+    shown, picture = ask([*line.split(), "--draw", str(tmp_path / "p.svg")]).out, (tmp_path / "p.svg").read_text()
     for told in ("partitions", "efficiency", "one more", "neurons: "):
         assert told in shown
     assert picture.count("<circle") == 3
@@ -663,16 +648,12 @@ def test_a_split_is_measured_over_each_number_of_partitions(
         ("plan digits --draw x.svg", "--draw x.svg: draws what --replicas shows"),
         ("plan digits --strategy allreduce", "did you mean --strategies?"),
         ("split digits --partitions 0", "--partitions 0: numbers are from 1 to 1024"),
-        (
-            "split digits --partitions 1,2 --draw-step x.svg",
-            "--draw-step and --device need one number of --partitions",
-        ),
+        ("split digits --partitions 1,2 --draw-step x.svg", "--draw-step and --device need one number of --partitions"),
         ("split digits --partitions 1-2 --device cuda", "--draw-step and --device need one number of --partitions"),
         ("split digits --partitions 2,4 --split stage", "did you mean 'stages'?"),
     ],
 )
-def test_a_wrong_word_is_one_line_with_the_right_one(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(words.split()) == 2
-    err = capsys.readouterr().err
+def test_a_wrong_word_is_one_line_with_the_right_one(words: str, told: str, ask: Ask) -> None:
+    err = ask(words, 2).err
     assert told in err
     assert err.count("\n") == 1

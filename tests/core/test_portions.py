@@ -1,6 +1,4 @@
-"""Portions and the ledger: nothing is dealt twice to the living, nothing is forgotten with the dead, and no push counts
-twice.
-"""
+"""Portions and the ledger: nothing is dealt twice to the living or forgotten with the dead; no push counts twice."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ def minibatches(portion: Portion) -> list[tuple[int, int]]:
 
 
 class Dealing(RuleBasedStateMachine):
-    """Deals, reports, returns, deaths and resumptions in any order, against a list of every minibatch, and what
-    replicas know that they have.
-    """
+    """Deals, reports, returns, deaths and resumptions in any order, against a list of every minibatch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +66,6 @@ class Dealing(RuleBasedStateMachine):
         held = self.held.get(who, [])
         if self.begun[who] < len(held):
             batch = self.work[who].next()
-            assert batch is not None
             assert (batch.epoch, batch.index) == held[self.begun[who]]
             self.begun[who] += 1
 
@@ -171,7 +166,6 @@ TestRoundDealing = RoundDealing.TestCase
 def test_a_portion_that_is_dealt_again_in_pieces_is_dealt_whole() -> None:
     dealer = Dealer(batches=64, epochs=1, replicas=1)
     whole = dealer.deal("replica 0")
-    assert whole is not None
     assert dealer.lost("replica 0") == whole.count == 16
     pieces = [piece for _ in range(6) if (piece := dealer.deal("replica 1", at_most=3))]
     assert [minibatch for piece in pieces for minibatch in minibatches(piece)] == minibatches(whole)

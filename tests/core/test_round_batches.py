@@ -1,6 +1,4 @@
-"""Round batches: whatever group is dealt to, breaks up, and is formed anew, each minibatch is in exactly one round that
-is done.
-"""
+"""Round batches: whatever group is dealt to and breaks up, each minibatch is in exactly one round that is done."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every schedule, on 1 to 17 ranks and lengths from 0, is an all-reduce with the bytes and steps of its formula; the
-checker sees what is none.
-"""
+"""Every schedule, on 1 to 17 ranks and lengths from 0, is an all-reduce with the bytes and steps of its formula."""
 
 from __future__ import annotations
 

@@ -26,11 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [
-        ("whole.train", "whole/train.py"),
-        ("whole", "whole/__main__.py"),
-        ("plain.inner.train", "plain/inner/train.py"),
-    ],
+    [("whole.train", "whole/train.py"), ("whole", "whole/__main__.py"), ("plain.inner.train", "plain/inner/train.py")],
 )
 def test_a_module_is_known_by_its_name_and_nothing_of_its_package_is_imported(
     folder: Path, name: str, file: str

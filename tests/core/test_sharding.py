@@ -1,6 +1,4 @@
-"""The mesh, and a layout that is split over partitions: each piece lies once, with its partition, where it can be
-counted by hand; and each shard holds a range of one partition.
-"""
+"""The mesh, and a layout split over partitions: each piece lies once, with its partition, where it is counted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a split model costs: what is where adds up to the whole, a step is the price of known segments, and it is told
-whether that pays.
-"""
+"""What a split model costs: what is where adds up, a step is the price of known segments, and whether it pays."""
 
 import itertools
 import json
@@ -11,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from asking import Ask
 from torch import nn
 
-from distbelief.cli import main
 from distbelief.core.optimizer import optim
 from distbelief.errors import UsageError
 from distbelief.lab.cost import profile, splitting
@@ -142,30 +140,28 @@ def test_memory_is_what_is_held_for_a_step() -> None:
 
 
 @pytest.mark.long
-def test_the_command_shows_what_goes_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_shows_what_goes_where(ask: Ask, tmp_path: Path) -> None:
     words = ["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "neurons"]
     picture = tmp_path / "split.svg"
-    assert main.run([*words, "--draw", str(picture)]) == 0
-    shown = capsys.readouterr().out
+    shown = ask([*words, "--draw", str(picture)]).out
     assert all(word in shown for word in ("partition 1", "computes", "optimizer state", "times as fast"))
     assert picture.read_text().startswith("<svg")
     when = tmp_path / "step.svg"
     more = ["--microbatches", "2", "--draw-step", str(when)]
-    assert main.run(["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "stages", *more]) == 0
-    assert "1f1b with 2 microbatches" in capsys.readouterr().out
+    assert (
+        "1f1b with 2 microbatches"
+        in ask(["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "stages", *more]).out
+    )
     # forward and back of two microbatches at two partitions, and what is behind them
     assert when.read_text().count("<rect") == 2 * 2 * 2 + 1
     words = ["split", "mnist-gru", "--split", "time", "--chunks", "3", "--seconds", "0.01", "--batch-size", "4"]
-    assert main.run([*words, "--json"]) == 0
-    cut = json.loads(capsys.readouterr().out)
+    cut = json.loads(ask([*words, "--json"]).out)
     assert (cut["chunks"], sum(one["source"] == 0 for one in cut["crossings"])) == (3, 3)
     words = ["split", "digits", "--seconds", "0.01", "--batch-size", "8", "--split", "neurons"]
-    assert main.run([*words, "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
+    made = json.loads(ask([*words, "--json"]).out)
     assert made["speedup"] == pytest.approx(made["whole"]["gathers"] and _whole(made) / made["step"])
     assert made["crossings"][0]["kind"] in ("sum", "gather")
-    assert main.run([*words, "--draw", str(tmp_path / "no" / "x.svg")]) == 2
-    assert "name a file in a folder of yours" in capsys.readouterr().err
+    assert "name a file in a folder of yours" in ask([*words, "--draw", str(tmp_path / "no" / "x.svg")], 2).err
 
 
 def _whole(made: dict[str, dict[str, float]]) -> float:

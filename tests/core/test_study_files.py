@@ -167,10 +167,7 @@ START = WHOLE.replace("[common]", f"[start]{BEGIN}[common]")
 
 WRONG = {
     "an unknown key": (("seeds =", "seedz ="), r"a\.toml: unknown key of a study 'seedz'; did you mean 'seeds'"),
-    "an unknown option": (
-        ("optimizer =", "optimiser ="),
-        r"a\.toml: .*no option --optimiser; did you mean --opt",
-    ),
+    "an unknown option": (("optimizer =", "optimiser ="), r"a\.toml: .*no option --optimiser; did you mean --opt"),
     "an option of another strategy": (
         ('"single"', '"single"\noptions = {push-every = 2}'),
         r"a\.toml: arm 'serial': .*no option --push-every: it belongs to strategy downpour",
@@ -181,10 +178,7 @@ WRONG = {
     "a seed twice": (("[0, 1]", "[1, 1]"), r"a\.toml: seeds: one seed is listed twice"),
     "tuned on the same seeds": (("[7]", "[1]"), r"a\.toml: seed 1 is in seeds and in tuning_seeds"),
     "a grid, and no seeds for it": (("tuning_seeds = [7]", ""), r"a\.toml: arm 'downpour, .*name tuning_seeds"),
-    "a target that is no fraction": (
-        ("[0.9, 0.8]", "[97]"),
-        "target 97.0: is neither a test accuracy from 0 to 1",
-    ),
+    "a target that is no fraction": (("[0.9, 0.8]", "[97]"), "target 97.0: is neither a test accuracy from 0 to 1"),
     "a baseline that is no arm": (("[common]", 'baseline = "serail"\n[common]'), r"a\.toml: .*did you mean 'serial'"),
     "without what nobody has": (('["lr"]', '["lrr"]'), r"a\.toml: arm 'downpour': without 'lrr'"),
     "an option that is the study's": (

@@ -37,7 +37,6 @@ def test_a_gradient_is_of_the_rows_of_its_samples() -> None:
     inputs, targets = data.batch(torch.tensor([3, 5]))
     hinge(model(inputs), targets).backward()
     gradient = model.weight.weight.grad
-    assert gradient is not None
     assert gradient.is_sparse
     assert set(gradient.coalesce().indices()[0].tolist()) == set(inputs[:, 0].long().view(-1).tolist())
 

@@ -1,6 +1,4 @@
-"""Tasks: the built-in ones, a user's own, their data and its order; every bad input is one clear error. Nothing here
-opens a socket.
-"""
+"""Tasks: the built-in ones, a user's own, their data and its order; every bad input is one clear error."""
 
 import dataclasses
 import gzip
@@ -84,7 +82,6 @@ def test_mnist(tmp_path: Path, name: str, parameters: int, shape: tuple[int, ...
 def test_digits() -> None:
     pytest.importorskip("sklearn")
     task = tasks.digits()
-    assert task.test is not None
     train, test = (tasks.as_data(load()) for load in (task.train, task.test))
     assert (len(train), len(test)) == (1437, 360)
     inputs, targets = test.batch(torch.arange(360))

@@ -1,6 +1,4 @@
-"""Topologies: their graphs against numbers of the literature and networkx, walks and routes against counting by hand,
-and topology.conf.
-"""
+"""Topologies: graphs against the literature and networkx, walks and routes against counting, and topology.conf."""
 
 from __future__ import annotations
 

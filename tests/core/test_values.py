@@ -1,6 +1,4 @@
-"""The door of the Python API: a value of a wrong type or name is a UsageError there, and what stands for a value is
-taken.
-"""
+"""The door of the Python API: a wrong type or name is a UsageError, and what stands for a value is taken."""
 
 import dataclasses
 from collections.abc import Callable

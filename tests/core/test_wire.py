@@ -81,10 +81,7 @@ values = st.one_of(floats, st.booleans(), st.lists(floats, max_size=2).map(tuple
 optimizers = built(Optimizer, options=st.dictionaries(texts, values, max_size=2))
 plans = st.builds(
     Plan,
-    settings=built(
-        Settings,
-        strategy=st.one_of([of_strategy(kind) for kind in STRATEGIES.values()]),
-    ),
+    settings=built(Settings, strategy=st.one_of([of_strategy(kind) for kind in STRATEGIES.values()])),
     layout=layouts,
     assignments=st.lists(st.builds(Assignment, built(Range), built(Range)), max_size=2).map(tuple),
     samples=integers,

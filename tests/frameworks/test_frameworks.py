@@ -1,7 +1,4 @@
-"""Our communication hook inside Lightning, transformers and Accelerate: the bits of plain DDP, by our own sums.
-
-They need these packages, and are a goal of their own: make test-frameworks.
-"""
+"""Our communication hook inside Lightning, transformers and Accelerate: the bits of plain DDP, by our own sums."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Split models on GPUs, which partitions take in turn: on one GPU they share it. Skipped where there is none: what can
-be shown without is in `tests/machines/test_devices.py`.
-"""
+"""Split models on GPUs, which partitions take in turn; what can be shown without is in machines/test_devices.py."""
 
 from __future__ import annotations
 
@@ -79,7 +77,6 @@ def test_large_tensors_cross_as_they_are_while_the_device_is_busy(pinned: bool) 
         value = torch.full((size,), float(number), device=DEVICE) + 0 * busy[0, 0]
         assert ends[0].give(0, 1, value)
         taken = ends[1].take(0, torch.float32, (size,))
-        assert taken is not None
         got.append(taken)
     assert [(float(one.min()), float(one.max())) for one in got] == [(float(n), float(n)) for n in range(1, 9)]
 

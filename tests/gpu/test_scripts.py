@@ -1,7 +1,4 @@
-"""Users' own scripts on a GPU: pinned loaders, autocast, GradScaler, two models, our hook over NCCL.
-
-Skipped where there is no GPU: nothing of it can be shown there.
-"""
+"""Users' own scripts on a GPU: pinned loaders, autocast, GradScaler, two models, our hook over NCCL."""
 
 from __future__ import annotations
 

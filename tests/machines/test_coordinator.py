@@ -11,14 +11,7 @@ import pytest
 from made import made as settings_of
 
 from distbelief.core import events, messages, records
-from distbelief.core.conversations import (
-    attendance,
-    checkpointing,
-    dealing,
-    evaluating,
-    initialising,
-    membership,
-)
+from distbelief.core.conversations import attendance, checkpointing, dealing, evaluating, initialising, membership
 from distbelief.core.effects import Commit, Discard, Effect, End, Send, Wake, WriteRecord
 from distbelief.core.events import BudgetSpent, CheckpointDue, Event, GuestsOver, HoldOver, ScriptOver
 from distbelief.core.messages import Message, Version
@@ -56,9 +49,7 @@ class Office:
         return self
 
     def said(self, kind: type[Message], to: str | None = None) -> list[Any]:
-        """The messages of a kind that were sent (to a role) since the last question; or to whom, where no role is
-        named.
-        """
+        """The messages of a kind that were sent to a role since the last question; or to whom, where none is named."""
         sent = [effect for effect in self.effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
         self.effects = [effect for effect in self.effects if effect not in sent]
         return [e.message for e in sent if e.to == to] if to else [e.to for e in sent]
@@ -393,9 +384,7 @@ def kept(samples: int) -> Office:
 
 
 def test_rounds_are_dealt_evenly_whoever_asks_first_and_an_epoch_when_the_one_before_is_done() -> None:
-    """Of five minibatches each of two replicas has two, also where one asks twice before the other has come; who has
-    none left is told so in each epoch.
-    """
+    """Of five minibatches each of two replicas has two; who has none left is told so in each epoch."""
     office = Office(made(strategy="synchronous", epochs=2)).training(samples=5)
     dealt = office.tell("replica 0", progress(wants=True), progress(wants=True)).said(dealing.Deal, "replica 0")
     assert dealt == [dealing.Deal(Portion(0, 0, 2, every=2)), dealing.Deal(Portion(0, 4, 1, every=2))]
@@ -540,7 +529,6 @@ def test_a_warm_start_goes_on_with_another_when_its_replica_dies() -> None:
     assert office.said(dealing.Deal) == ["replica 1"]
     office.tell("replica 1", progress(steps=1, wants=True), progress(steps=1))
     assert "replica 2" in office.said(dealing.Deal)
-    assert office.coordinator.data is not None
     assert office.coordinator.data.dealer.held("replica 2") == 1, "the others begin once the first steps are done"
 
 

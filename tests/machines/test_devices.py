@@ -1,6 +1,4 @@
-"""Partitions that compute on a device of their own: what is moved to it, and what copies between it and the host, here
-with a stand-in for CUDA whose copies are torn until they are waited for.
-"""
+"""Partitions that compute on a device, with a stand-in for CUDA whose copies are torn until they are waited for."""
 
 from __future__ import annotations
 
@@ -336,15 +334,7 @@ def test_a_partition_registers_its_own_part_of_what_is_shared() -> None:
         return asked[-1]
 
     context = Context(
-        "replica 1.0",
-        0,
-        settings,
-        task,
-        20,
-        flat,
-        lambda _: lambda *_: None,
-        Stage(crossings=share),
-        part=part,
+        "replica 1.0", 0, settings, task, 20, flat, lambda _: lambda *_: None, Stage(crossings=share), part=part
     )
     assert context.split is not None
     assert [len(one) for one in asked] == [2 * length]

@@ -59,7 +59,6 @@ class Posted:
 
     def _send(self) -> None:
         for send in self._messages.outgoing():
-            assert isinstance(send.message, ReducedPiece)
             self._queues[self._names.index(send.to)].put((self._names[self._rank], send.message))
 
 
@@ -103,9 +102,7 @@ def test_shared_memory_is_a_fabric(segment: int, ranks: int) -> None:
 
 
 class Plain:
-    """A fabric among threads that has nothing to hide: what is ready is copied, and who is asked looks whether all is
-    there.
-    """
+    """A fabric among threads: what is ready is copied, and who is asked looks whether all is there."""
 
     def __init__(self, group: Group, rank: int, size: int, found: Sequence[Bucket]) -> None:
         self.group, self.rank, self.found = group, rank, found
@@ -230,9 +227,7 @@ class IsDoneBeforeAllAreReady(Plain):
 
 
 class ReadsWhatIsGivenBack(Plain):
-    """What others bring is read in their slots: by the first rank when these are theirs again and hold something
-    else.
-    """
+    """The first rank reads what others bring in their slots when these hold something else again."""
 
     brought = torch.empty(0)
 

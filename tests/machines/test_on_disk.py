@@ -64,9 +64,7 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def check(make: Callable[[], nn.Module], why: str = "") -> Built:
-    """It is the model in memory bit for bit, chance is left as by that, and all that is large lies in files, or why it
-    does not is told.
-    """
+    """It is the model in memory bit for bit, with its chance, and lies in files, or why it does not is told."""
     chance = random.getstate(), numpy.random.get_state()
     expected = build_model(of(make), SEED, "cpu")
     left = torch.get_rng_state(), random.random(), numpy.random.rand()

@@ -1,6 +1,4 @@
-"""Steps that leave parameters without a gradient out, as torch does: of slices in memory, of shared ones, and
-of rounds. The oracle is `torch.optim` with each parameter by itself.
-"""
+"""Steps that leave parameters without a gradient out, as `torch.optim` does with each parameter by itself."""
 
 from __future__ import annotations
 

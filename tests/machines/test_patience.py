@@ -1,6 +1,4 @@
-"""How an endpoint waits: it looks for a bounded time before it sleeps, gives way on a crowded core, and looks less
-where that was in vain.
-"""
+"""How an endpoint waits: it looks for a bounded time before it sleeps, and less where that was in vain."""
 
 import os
 
@@ -15,9 +13,7 @@ LOOKS = round(LOOK_SECONDS / QUICK)
 
 
 class Kernel:
-    """An epoll, a clock and a scheduler: every yield takes `yield_seconds`; the events come at look number `comes`, or
-    when one sleeps.
-    """
+    """An epoll, a clock and a scheduler; the events come at look number `comes`, or when one sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, yield_seconds: float = QUICK) -> None:
         self.now, self.yield_seconds, self.comes = 0.0, yield_seconds, 0

@@ -1,6 +1,4 @@
-"""What messages cost on the virtual cluster, moment by moment: a role does one thing at a time, and the cores of a host
-are shared.
-"""
+"""What messages cost on the virtual cluster: a role does one thing at a time, and a host's cores are shared."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A driver carries links and timers while a reduction of one of its roles runs, and breaks it off where the role must
-know something.
-"""
+"""A driver carries links and timers while a reduction runs, and breaks it off where its role must know something."""
 
 from __future__ import annotations
 

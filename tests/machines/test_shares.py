@@ -1,6 +1,4 @@
-"""Shares of links are max-min fair, by what that means and by a naive simulation; and messages go over a topology in
-order, in the time that bytes, shares and cables take.
-"""
+"""Shares of links are max-min fair, and messages go in order, in the time of bytes, shares and cables."""
 
 from __future__ import annotations
 

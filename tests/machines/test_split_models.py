@@ -399,10 +399,7 @@ class Item(nn.Module):
             Beside(lambda h: float(h.detach().mean())),
             "first: getitem_1 is no tensor and is needed at partitions 0 and 1, b",
         ),
-        (
-            Item(lambda h: h.detach().sum().item()),
-            "first: item is no tensor .*: make it a tensor, compute it where it",
-        ),
+        (Item(lambda h: h.detach().sum().item()), "first: item is no tensor .*: make it a tensor, compute it where it"),
         (
             Item(lambda h: h.detach()[0].tolist()[1]),
             r"first: getitem_1 is no tensor .* one partition \(--split PATTERN=0\)",

@@ -50,7 +50,6 @@ def test_whatever_its_pipeline_gradients_are_the_whole_ones(case, how):
     assert abs(sum(one.loss for one in partitions if one.loss is not None) - value.item()) < 1e-12
     gradients = Played(programs, 0.0, []).gradients()
     for name, parameter in whole.named_parameters():
-        assert parameter.grad is not None
         assert (gradients[name] - parameter.grad).abs().max() < 1e-12
 
 

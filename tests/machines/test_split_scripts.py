@@ -1,6 +1,4 @@
-"""A split model as a script has it: all partitions of it in one process, each script in a thread of its own, against
-the whole one.
-"""
+"""A split model as a script has it, against the whole one: each partition's script in a thread of its own."""
 
 import copy
 import threading
@@ -86,11 +84,7 @@ class Partition:
 
 
 def run(partitions: int, script: Script) -> list[Any]:
-    """The scripts of all partitions, and what each returns.
-
-    Raises:
-        Exception: what the first of them raised.
-    """
+    """Runs the scripts of all partitions; returns what each returns, or raises what the first of them raised."""
     lines: Any = defaultdict(SimpleQueue)
     found: dict[int, Any] = {}
 
@@ -388,10 +382,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "loading": (lambda split, _: split.load_state_dict({}), "Load weights before replica.split"),
     "a dtype": (lambda split, x: split(x.float()), r"traced with float64 \['n', 5\], and is called with float32"),
     "more arguments": (lambda split, x: split(x, x), r"split\(..., example=\(...\)\)"),
-    "an argument by name": (
-        lambda split, x: split(x, input=x),
-        r"is called as forward\(input.*\): multiple values",
-    ),
+    "an argument by name": (lambda split, x: split(x, input=x), r"is called as forward\(input.*\): multiple values"),
     "too many samples": (lambda split, x: split(torch.cat([x, x])), "with 12 samples, .* of a minibatch, 6"),
     "a gradient": (lambda split, x: split(x.clone().requires_grad_()), "requires a gradient: detach it"),
 }

@@ -1,6 +1,4 @@
-"""Every way on every task, over two to four partitions: in float64 the split model is the whole one, or it is
-refused.
-"""
+"""Every way on every task, over two to four partitions: the split model is the whole one, or it is refused."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -110,10 +108,7 @@ META = torch.device("meta")
 """Refuses an operation with a tensor of another device."""
 
 
-@pytest.mark.parametrize(
-    ("name", "way", "partitions"),
-    some(sorted({*SPLITS, *FIRST})),
-)
+@pytest.mark.parametrize(("name", "way", "partitions"), some(sorted({*SPLITS, *FIRST})))
 @pytest.mark.long
 def test_all_that_a_partition_computes_with_is_on_its_device(name: str, way: str, partitions: int) -> None:
     task, model, inputs, targets, traced = in_float32(name)

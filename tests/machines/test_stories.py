@@ -1,6 +1,4 @@
-"""The stories, effect by effect: what a replica and the evaluator do when the job ends, or ends before they are in
-it.
-"""
+"""The stories, effect by effect: what a replica and the evaluator do when the job ends, or ends before them."""
 
 from __future__ import annotations
 

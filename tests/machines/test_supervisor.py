@@ -1,6 +1,4 @@
-"""The supervisor's decisions: who is started, started again, ended and told what, and how the end of a job is
-called.
-"""
+"""The supervisor's decisions: who is started, started again, ended and told what, and what the end is called."""
 
 from __future__ import annotations
 
@@ -647,7 +645,6 @@ def test_who_is_needed_and_who_has_died_are_named() -> None:
     told.kill("coordinator")
     error, record = told.supervisor.conclude()
     assert str(error) == f"coordinator is gone: {SIGKILL}; go on from checkpoint 2 with --resume"
-    assert record is not None
     assert record.cause is Cause.COORDINATOR_DIED
     told = Told(restarts=0).training()
     told.kill("replica 0")

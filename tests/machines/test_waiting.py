@@ -1,6 +1,4 @@
-"""What a shard holds back under each consistency, message by message: who is answered when, and what it says about
-those who wait.
-"""
+"""What a shard holds back under each consistency, message by message, and what it says about those who wait."""
 
 from __future__ import annotations
 
@@ -174,11 +172,7 @@ def test_a_bound_waits_for_nobody_who_is_gone(leaving: Any) -> None:
 
 
 def test_the_evaluator_waits_for_nobody() -> None:
-    for settings in (
-        {"strategy": "synchronous"},
-        {"strategy": "bounded", "staleness": 0},
-        {"strategy": "softsync"},
-    ):
+    for settings in ({"strategy": "synchronous"}, {"strategy": "bounded", "staleness": 0}, {"strategy": "softsync"}):
         told = Told(**settings)
         told.push(0, 1)
         assert kinds(told.fetch("evaluator", 0)) == [("evaluator", "Fetched")]

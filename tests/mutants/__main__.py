@@ -53,9 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def within(mutants: Sequence[Mutant], seconds: float, chance: str) -> list[Mutant]:
-    """As many as take so long, by what is said of each, in an order that a hash decides: the same for the same
-    sources.
-    """
+    """As many as take so long, by what is said of each, in an order that a hash of the sources decides."""
     chosen: list[Mutant] = []
     for mutant in sorted(mutants, key=lambda mutant: hashlib.sha256((chance + mutant.name).encode()).digest()):
         takes = mutant.seconds / (1 if mutant.processes else AT_ONCE)

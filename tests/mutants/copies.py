@@ -1,6 +1,4 @@
-"""Copies of the project, and a Python for each that imports the copy, whatever a test does to the environment of the
-processes it starts.
-"""
+"""Copies of the project, and a Python for each that imports the copy, whatever a test does to the environment."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ _LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info")
 
 
 def copied(root: Path, folder: Path) -> Path:
-    """A copy of the project at `root` in a folder of its own, with the folder for the temporary files of its tests
-    beside it.
-    """
+    """A copy of the project at `root` in a folder of its own, with the folder for its tests' temporary files."""
     copy = folder / "project"
     shutil.copytree(root, copy, ignore=_LEFT_OUT)  # compiled files too, which stay true: times are copied
     (folder / "tmp").mkdir()
@@ -30,9 +26,7 @@ def copied(root: Path, folder: Path) -> Path:
 
 
 def python(copy: Path) -> Path:
-    """A Python beside a copy that finds the copy's package before any that is installed: a virtual environment over
-    this one.
-    """
+    """A Python beside a copy that finds the copy's package first: a virtual environment over this one."""
     home = copy.with_name("python")
     venv.EnvBuilder(symlinks=True).create(home)
     site = next(home.glob("lib/python*/site-packages"))

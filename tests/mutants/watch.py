@@ -1,6 +1,4 @@
-"""A plugin of pytest in the tests of a mutant: it sees that the copy is what they import, and writes down how each test
-ended.
-"""
+"""A plugin of pytest in the tests of a mutant: sees that they import the copy, and notes how each test ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Features that a script of a user's may have, each written once: `replica` is that of a job, or what a plain script
-has in its place.
-"""
+"""Features of a user's script, each written once: `replica` is that of a job, or what a plain script has."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""After every test here, nothing is left on the machine: no process, no socket, no segment of shared memory, no
-temporary folder.
-"""
+"""After every test here, nothing is left: no process, socket, segment of shared memory or temporary folder."""
 
 import contextlib
 import ctypes
@@ -127,9 +125,7 @@ def _ends(pid: int, deadline: float) -> bool:
 
 
 def _held(pid: int) -> dict[tuple[str, int], str]:
-    """The sockets that a process holds, and the segments of shared memory without a name (memfd) that it holds or
-    maps.
-    """
+    """The sockets that a process holds, and the segments without a name (memfd) that it holds or maps."""
     found: dict[tuple[str, int], str] = {}
     folder = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):  # it has ended

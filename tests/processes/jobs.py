@@ -219,9 +219,7 @@ def partly_frozen() -> Task:
 
 
 class _Stubborn(nn.Module):
-    """In the first process that comes to its third step, that step lasts until somebody has opened the pipe `PIPE` and
-    closed it.
-    """
+    """The third step of the first process that comes to it lasts until the pipe `PIPE` was opened and closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -458,9 +456,7 @@ def bags() -> Task:
 
 
 class _Counter(nn.Module):
-    """Its parameters begin at 0, and every gradient of them is 1; to step them takes most of the time. Its buffer is
-    one number, of its minibatch.
-    """
+    """Its parameters begin at 0, every gradient of them is 1, and its buffer is one number, of its minibatch."""
 
     seen: torch.Tensor
 
@@ -480,9 +476,7 @@ def counting() -> Task:
 
 
 class Once(nn.Module):
-    """A parameter for each sample, whose gradient is 1 where the sample is in the minibatch, whatever the parameters
-    are.
-    """
+    """A parameter for each sample, whose gradient is 1 where the sample is in the minibatch."""
 
     def __init__(self) -> None:
         super().__init__()

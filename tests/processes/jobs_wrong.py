@@ -73,7 +73,3 @@ def exits() -> Task:
 
 def dies() -> Task:
     return Task(model=lambda: _Dies(8, 4), train=jobs.data)
-
-
-def lazy() -> Task:
-    return Task(model=lambda: nn.Sequential(nn.LazyLinear(4)), train=jobs.data)

@@ -1,6 +1,4 @@
-"""Spoils real frames and files, from one seed: bits, lengths, types and values, so that what reads them must stand
-anything.
-"""
+"""Spoils real frames and files, from one seed: bits, lengths, types and values."""
 
 import random
 import typing

@@ -1,6 +1,4 @@
-"""Allreduce on real processes: in shared memory, over role links, encrypted or not, and over torch.distributed, with
-deaths, and a run that goes on.
-"""
+"""Allreduce on real processes, over every carrier, with deaths, and a run that goes on."""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ def union(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("carrier", "algorithm"),
-    [("shared", "auto"), ("tcp", "hierarchical:tree"), ("tcp", "auto"), ("tls", "butterfly")],
+    ("carrier", "algorithm"), [("shared", "auto"), ("tcp", "hierarchical:tree"), ("tcp", "auto"), ("tls", "butterfly")]
 )
 def test_it_is_one_process_with_larger_minibatches(tmp_path: Path, union: Path, carrier: str, algorithm: str) -> None:
     """And the result says what was run."""

@@ -1,6 +1,4 @@
-"""Rounds on real processes: nobody's parameters change as he computes. What each consistency is, and that nobody waits
-for the dead, is held in tests/simulated.
-"""
+"""Rounds on real processes: nobody's parameters change as he computes. The rest is held in tests/simulated."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -33,9 +31,7 @@ class OwnRounds(Synchronous):
 def test_a_replica_that_computes_where_the_shards_step_has_the_bits_of_one_that_is_sent_them(
     tmp_path: Path, task: str, optimizer: str, shards: int
 ) -> None:
-    """On the virtual cluster it is; a model with buffers, or that writes to its parameters, computes on copies of its
-    own.
-    """
+    """On the virtual cluster it is sent them; a model with buffers, or that writes, computes on copies of its own."""
     job = partial(jobs.job, strategy=Synchronous(1, shards, optimizer=optim(optimizer, lr=0.05)), task=task)
     for place, name in ((Local(), "memory"), (jobs.PLAIN, "sent")):
         place.run(job(tmp_path / name, evaluate_every=0, checkpoint_every=0))

@@ -43,10 +43,7 @@ def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("options", "kind", "after", "victim"),
-    [
-        ({}, records.Joined, 0, 1),
-        ({"prefetch": 1, "push_every": 3}, records.Stepped, 4, 0),
-    ],
+    [({}, records.Joined, 0, 1), ({"prefetch": 1, "push_every": 3}, records.Stepped, 4, 0)],
     ids=["plain", "prefetch"],
 )
 def test_the_job_ends_without_a_killed_replica_and_does_its_work(
@@ -235,7 +232,6 @@ def test_nobody_outlives_a_killed_supervisor(pipe: Path, tmp_path: Path, transpo
         if stuck
         else contextlib.nullcontext(),  # open once a replica waits on it, and then until the end
     ):
-        assert process.stdout is not None
         children = [int(word) for word in process.stdout.readline().split()]
         assert len(children) >= 5
         descriptors = [os.pidfd_open(pid) for pid in children]

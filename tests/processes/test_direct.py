@@ -1,6 +1,4 @@
-"""The direct path: replicas make the shards' updates themselves. The same bits as the shards' processes make of the
-same pushes; and whoever is killed or stopped in the middle of an update, nothing is torn, lost or made twice.
-"""
+"""The direct path: the bits of the served one, and whoever is killed or stopped, nothing is torn or made twice."""
 
 import contextlib
 import mmap
@@ -402,9 +400,7 @@ def test_the_next_life_of_a_shard_goes_on_where_its_replicas_are(memory_of: Call
 
 @pytest.fixture
 def bounded() -> Iterator[tuple[DirectEndpoint, Memory, SharedShard, list[Any]]]:
-    """Replica 0 of a job in which nobody may be ahead: its endpoint, the memory, what replica 1 reaches, and what has
-    arrived.
-    """
+    """Replica 0 of a job in which nobody may be ahead: endpoint, memory, what replica 1 reaches, and what arrived."""
     memory, arrived = Memory("sgd", strategy="bounded", staleness=0), list[Any]()
     endpoint, other = DirectEndpoint("replica 0", "job"), memory.shared(1)
     endpoint.deliver = arrived.append

@@ -1,6 +1,4 @@
-"""Fabrics that need processes, or what they share, keep their promises: a window, as DDP's hook has it, and a process
-group.
-"""
+"""Fabrics that need processes, or what they share, keep their promises: a window and a process group."""
 
 from __future__ import annotations
 

@@ -24,10 +24,7 @@ from distbelief.places.processes.local import Local
 from distbelief.strategies import Hogwild, Locking
 from distbelief.transport.shared import Locks
 
-LOCKED = [
-    Locking(replicas=3, shards=5),
-    Locking(replicas=3, locks="round-robin"),
-]
+LOCKED = [Locking(replicas=3, shards=5), Locking(replicas=3, locks="round-robin")]
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), [(Hogwild, "adagrad"), (Locking, "momentum")])

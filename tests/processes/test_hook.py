@@ -1,6 +1,4 @@
-"""Our communication hook in a script with PyTorch's DistributedDataParallel: the same parameters as without, and an end
-where a rank is killed.
-"""
+"""Our hook in a script with DistributedDataParallel: the same parameters, and an end where a rank is killed."""
 
 from __future__ import annotations
 

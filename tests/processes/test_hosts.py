@@ -64,7 +64,6 @@ def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
         forkserver.start()
         woken, wake = multiprocessing.Pipe(duplex=False)
         processes.open(woken)
-        assert processes._placement is not None
         assert [processes._placement.where[role] for role in ("replica 0", "replica 1")] == [0, int(runs == 1)]
         seen: dict[tuple[str, int], int] = {}
 
@@ -144,9 +143,7 @@ def trains(record: dict[str, object]) -> bool:
 
 
 def test_the_death_of_a_host_costs_no_more_than_its_roles(train: Callable[..., Told]) -> None:
-    """Its replica goes on where a slot is left, its shard is its standby, and the job ends as it would have. What a
-    role prints comes back with its name and its host.
-    """
+    """Its replica goes on where a slot is left, its shard is its standby, and the job ends as it would have."""
     words = "--hosts a:2,b:2 --replicas 2 --shards 2 --standby 1 --epochs 60 --pad 10ms"
     told = train(*words.split(), task="jobs:talking")
     # a shard that dies before its standby holds what it held is begun anew instead, with all others

@@ -81,9 +81,7 @@ def worked(record: Record) -> bool:
 def test_a_guest_does_its_share_outlives_its_replica_and_leaves_when_it_is_asked_to(
     tmp_path: Path, watch: jobs.Watch, guests: Guests
 ) -> None:
-    """What it had begun counts once; who has no ticket is turned away, and garbage costs nothing; its status is known;
-    it leaves by Ctrl-C.
-    """
+    """What it had begun counts once; who has no ticket is turned away; its status is known; it leaves by Ctrl-C."""
 
     def strangers() -> None:
         ticket = ticket_file.read_ticket(str(tmp_path / join_server.TICKET))

@@ -14,7 +14,7 @@ from distbelief.core.optimizer import optim
 from distbelief.errors import DistbeliefError, LayoutError, TrainingError, UsageError
 from distbelief.places.processes.local import Local
 from distbelief.runtime.loop import join
-from distbelief.strategies import Allreduce, Downpour, Strategy, Synchronous
+from distbelief.strategies import Allreduce, Downpour, Strategy
 
 LOOP = """
 import sys, torch, distbelief as db
@@ -39,14 +39,7 @@ HEAD = "for number, (x, y) in enumerate("
 MADE = LOOP.replace(f"{HEAD}replica.batches(dataset, batch_size={{batch}}))", f"{HEAD}batches)")
 """With the minibatches made before a loop over epochs."""
 MADE = MADE.replace(HEAD, "batches = replica.batches(dataset, batch_size={batch})\nfor epoch in range(3):\n  " + HEAD)
-FIELDS = {
-    "before": "",
-    "model": "jobs.net()",
-    "samples": "",
-    "batch": jobs.BATCH,
-    "inside": "",
-    "after": "",
-}
+FIELDS = {"before": "", "model": "jobs.net()", "samples": "", "batch": jobs.BATCH, "inside": "", "after": ""}
 
 
 def launch(folder: Path, strategy: Strategy | None = None, source: str = LOOP, **options: Any) -> dict[str, Any]:
@@ -76,45 +69,6 @@ def test_a_script_begins_with_the_seed_of_its_job(tmp_path: Path) -> None:
     torch.manual_seed(5)
     right = jobs.net().state_dict()
     assert all(torch.equal(value, right[name]) for name, value in jobs.weights(tmp_path / "run").items())
-
-
-SAVES = """
-import copy, io, sys, torch, distbelief as db
-from torch import nn
-import jobs
-
-class Centred(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
-        self.register_buffer("mean", torch.zeros(8))
-    def forward(self, x):
-        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-        return self.head(self.layer(x - self.mean).tanh())
-
-replica, model = db.join(), Centred()
-optimizer, held, begun = replica.optimizer(model), model.layer.weight.data_ptr(), model.layer.weight.detach().clone()
-for x, y in replica.batches(jobs.data(), jobs.BATCH):
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    assert file.tell() < 5_000, file.tell()
-    assert copy.deepcopy(model).layer.weight.equal(model.layer.weight)
-assert model.layer.weight.data_ptr() == held and not model.layer.weight.equal(begun)
-torch.save(model.state_dict(), __file__ + ".saved")
-"""
-
-
-@pytest.mark.parametrize("strategy", [Downpour(1, 2), Synchronous(1, 1), Allreduce(1)], ids=lambda one: one.name)
-def test_the_model_of_a_script_is_its_own_to_save_and_to_copy_and_its_buffers_may_be_assigned_anew(
-    tmp_path: Path, strategy: Strategy
-) -> None:
-    launch(tmp_path, strategy, SAVES.replace("{", "{{").replace("}", "}}"), epochs=2)
-    saved = torch.load(tmp_path / "script.py.saved")
-    assert saved["mean"].abs().sum() > 0.1
-    assert torch.equal(jobs.weights(tmp_path / "run")["mean"], saved["mean"])
 
 
 def test_paths_of_a_job_are_of_the_folder_of_its_command_wherever_a_script_goes(
@@ -163,9 +117,7 @@ refused(f"optimizer.<generator .*{words}; .*--optimizer, --lr", replica.optimize
 refused(f"optimizer.Adam .*{words}", replica.optimizer, torch.optim.Adam(model.parameters()))
 refused("optimizer.groups=0.1.: parameter groups are a list of dictionaries", replica.optimizer, model, 0.1)
 refused("optimizer.optim=Adam.: make it with distbelief.optim", replica.optimizer, model, optim=torch.optim.Adam)
-refused("complex64", replica.optimizer, nn.Linear(8, 4, dtype=torch.complex64))
 refused("no parameter of the model", replica.optimizer, model, [{"params": nn.Linear(1, 1).parameters()}])
-model[0].bias.requires_grad_(False)
 rates = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.3}]
 rates[0]["lr"] = 0.0
 optimizer = replica.optimizer(model, rates)
@@ -181,22 +133,14 @@ for number, (x, y) in enumerate(replica.batches(data, jobs.BATCH)):
     backward(x, y)
     one, other = optimizer.param_groups
     if number == 0:
-        refused("a push is one gradient, .*for L-BFGS use strategy sandblaster", optimizer.step, lambda: 0.0)
-        refused("add_param_group.*pass all groups at once", optimizer.add_param_group, {"params": [torch.ones(1)]})
-        refused("batches.. a second time: .* all epochs .*drop the outer loop", replica.batches, data)
         other["lr"] = -1.0
         refused("the learning rate to 0, -1: it began as 0, 0.3, and must be 0 or more times that", optimizer.step)
         one["lr"], other["lr"] = 0.1, 0.3
         refused("the learning rate to 0.1, 0.3: it began as 0, 0.3, and must be 0 or more times that", optimizer.step)
         one["lr"] = 0.0
-        model[0].bias.requires_grad_(True)
-        backward(x, y)
-        refused("^0.bias has a gradient in step 0, and was frozen when .*freeze it afterwards", optimizer.step)
-        model[0].bias.requires_grad_(False).grad = None
     refused("report.samples=-1.: must be a whole number, 0 to", replica.report, samples=-1)
     replica.report(samples=5 + number)
     optimizer.step()
-    refused("optimizer.step.. twice", optimizer.step)
     refused("report.samples=3. after optimizer.step", replica.report, samples=3)
     if number == 2:
         break

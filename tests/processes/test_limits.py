@@ -1,6 +1,4 @@
-"""What this machine limits or refuses is one clear error with the remedy: open files, the length of files, a network,
-calls of the system, processes.
-"""
+"""What this machine limits or refuses is one clear error with the remedy."""
 
 from __future__ import annotations
 

@@ -240,9 +240,7 @@ assert "torch._dynamo" not in sys.modules, "the optimizer of a script"
 
 
 def test_no_process_of_a_job_imports_dynamo() -> None:
-    """It would take more than a second and 70 MB of each: this runs what they all run, replica, shards, evaluator,
-    the loop of single, and a script's optimizer.
-    """
+    """It would take more than a second and 70 MB of each: this runs what they all run."""
     command = [sys.executable, "-c", SPARED.format(optimizers=sorted(LEARNING_RATES.keys() - {*OUTER}))]
     done = subprocess.run(command, env=jobs.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

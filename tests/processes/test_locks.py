@@ -51,9 +51,7 @@ def test_who_waits_for_a_lock_gives_up_after_60_s_and_says_who_holds_it(
 
 @contextlib.contextmanager
 def without_a_process(number: int) -> Iterator[Locks]:
-    """Locks of a file, of which one is held by who has no process number here, as one of another PID namespace has
-    none: by a lock of an open file.
-    """
+    """Locks of a file, of which one is held by who has no process number here: by a lock of an open file."""
     descriptor = os.memfd_create("locks")
     other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
     fcntl.fcntl(other, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))

@@ -115,11 +115,7 @@ def test_a_process_outlives_a_job_and_joins_another(tmp_path: Path, watch: jobs.
     assert [line.split()[:4] for line in (one, two)] == [[run, "replica", "1", "True"] for run in ("one", "two")]
     assert max(float(line.split()[4]) for line in (one, two)) < FIRST_STEP_SECONDS * SLOWNESS
     assert over == again == "over None True"
-    says = [
-        "UsageError no ticket can be read",
-        "JobFailed the job does not answer: ",
-        "UsageError spoilt.json is",
-    ]
+    says = ["UsageError no ticket can be read", "JobFailed the job does not answer: ", "UsageError spoilt.json is"]
     assert [line[: len(words)] for line, words in zip(refused, says, strict=True)] == says
     assert [one.died for one in watch.of(records.Gone) if one.role == "replica 1"] == [False, False]
 

@@ -1,6 +1,4 @@
-"""Partitions are killed at moments that are drawn, in every way to split and under every kind of strategy: the job ends
-by itself with what it promises, and leaves nothing behind (which is looked for after every test here).
-"""
+"""Partitions are killed at drawn moments, in every way to split: the job ends by itself with what it promises."""
 
 from __future__ import annotations
 

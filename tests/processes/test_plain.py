@@ -45,7 +45,7 @@ CELLS = [
     Cell("control_stop_break", "allreduce"),
     Cell("control_break", "allreduce"),
 ]
-REFUSED = [Cell("closure", "served"), Cell("data_sampler", "allreduce")]
+REFUSED = [Cell("thawed", "served"), Cell("data_sampler", "allreduce")]
 
 
 def launch(cell: Cell, folder: Path, **more: Any) -> dict[str, Any]:

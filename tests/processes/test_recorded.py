@@ -1,6 +1,4 @@
-"""What a change of the house must not change: what one replica learns on real processes. See
-`tests/simulated/test_recorded.py`.
-"""
+"""What one replica learns on real processes, as it was recorded. See `tests/simulated/test_recorded.py`."""
 
 import json
 import os
@@ -17,13 +15,7 @@ from safetensors.torch import load_file
 from distbelief.core.optimizer import optim
 from distbelief.job import Job
 from distbelief.places.processes.local import Local
-from distbelief.strategies import (
-    Allreduce,
-    Downpour,
-    Locking,
-    Sandblaster,
-    Synchronous,
-)
+from distbelief.strategies import Allreduce, Downpour, Locking, Sandblaster, Synchronous
 
 RECORDED = Path(__file__).with_name("recorded.json")
 PROCESSOR = processor()

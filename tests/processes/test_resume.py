@@ -177,7 +177,6 @@ def test_an_interruption_while_processes_are_started_starts_no_more(
 def test_a_supervisor_that_is_killed_leaves_a_run_that_can_be_resumed_at_once(tmp_path: Path) -> None:
     command = [*ENDLESS, "--batch-size", "16", "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=jobs.environment()) as process:
-        assert process.stdout is not None
         while '"event":"Checkpointed"' not in (line := process.stdout.readline()):
             assert line
         process.kill()

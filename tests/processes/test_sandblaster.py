@@ -1,6 +1,4 @@
-"""Sandblaster in real processes: whoever is killed, and wherever it is resumed, it ends with the bits of a run that
-nobody disturbed.
-"""
+"""Sandblaster in real processes: whoever is killed, it ends with the bits of a run that nobody disturbed."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Ctrl-C, SIGTERM and the closing of the terminal, at any moment of the command: nothing swallows them, and nothing is
-left.
-"""
+"""Ctrl-C, SIGTERM and the end of the terminal, at any moment: nothing swallows them, and nothing is left."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ PROCESSES, SIMULATED = "distbelief.places.processes.running", "distbelief.places
 
 
 def as_process_1(*command: str) -> list[str]:
-    """The words that run a command as the first process of a container, as a runtime starts it: with no signal
-    blocked.
-    """
+    """The words that run a command as the first process of a container: with no signal blocked."""
     words = ["unshare", "-r", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody make a container")

@@ -12,25 +12,12 @@ from patience import SECONDS
 from distbelief.errors import JobFailed, TrainingError, UsageError
 from distbelief.strategies import Downpour, Single, Strategy
 
-
-@pytest.mark.parametrize("order", ["shuffled", "sequential"])
-def test_data_of_its_own_are_refused(tmp_path: Path, order: str) -> None:
-    with pytest.raises(
-        UsageError, match="--data own means nothing to strategy single; its one replica has all the data"
-    ):
-        jobs.run(tmp_path, Single(), data="own", order=order)
-
-
 SINGLE, SERVED = Single(), Downpour(replicas=2)
 WRONG: dict[str, tuple[Strategy, str]] = {
     "raising": (SERVED, r"task 'jobs_wrong:raising' raised at epoch 1, minibatch \d+: ValueError: three is enough"),
     "data_raising": (SINGLE, r"minibatch \d+: KeyError: 'a sample is missing'"),
     "loading_raises": (
         SINGLE, "the data of task 'jobs_wrong:loading_raises' cannot be loaded: FileNotFoundError: no such file",
-    ),
-    "lazy": (
-        SERVED,
-        "parameter '0.weight' of a lazy module has no shape yet: run a minibatch through the model first",
     ),
     "dies": (SERVED, "every replica is gone|is gone: its process ended with status 3|ended with status 3"),
     "dies_well": (SINGLE, "ended with status 0"),

@@ -1,6 +1,4 @@
-"""Scripts whose model is split over the partitions of a replica: what they train, and what they are told that they may
-not.
-"""
+"""Scripts whose model is split over the partitions of a replica: what they train, and what they may not."""
 
 import dataclasses
 import functools
@@ -113,9 +111,7 @@ def test_a_script_is_clipped_by_the_norm_of_all_partitions(tmp_path: Path, whole
 
 @pytest.mark.parametrize(("strategy", "transport"), [("synchronous", "tcp"), ("allreduce", "tls")])
 def test_rounds_of_split_replicas_are_those_of_whole_ones(tmp_path: Path, strategy: str, transport: str) -> None:
-    """Of one replica of two minibatches each, as who is dealt which is chance where there is another; of two in a
-    group, which begins with all.
-    """
+    """Of one replica of two minibatches each, or of two in a group, which begins with all."""
     shared: dict[str, Any] = {"optimizer": optim("momentum", lr=0.1)}
     kinds: dict[str, Any] = {
         "synchronous": functools.partial(Synchronous, replicas=1, shards=2, push_every=2, **shared),

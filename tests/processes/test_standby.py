@@ -1,6 +1,4 @@
-"""Standbys in processes of their own: shards are killed, over every carrier, and nothing that was acknowledged is
-lost.
-"""
+"""Standbys in processes of their own: shards are killed, and nothing that was acknowledged is lost."""
 
 import os
 from collections.abc import Callable

@@ -25,9 +25,7 @@ STEADY = ComputeModel(step=0.005, spread="constant")
 def asked_while_it_runs(
     run: Path, watch: jobs.Watch, ask: Any, strategy: Any, on: Local, **options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """What `ask` finds in the middle of a job, and its result; it goes on meanwhile, since another thread asks, and is
-    then interrupted.
-    """
+    """What `ask` finds in the middle of a job, which goes on meanwhile and is then interrupted, and its result."""
     found: list[Any] = []
 
     def look() -> None:

@@ -1,6 +1,4 @@
-"""Minibatches of a replica's own in a script: streams, which end where they do, a sequential order, and data that each
-replica has for itself.
-"""
+"""Minibatches of a replica's own in a script: streams, a sequential order, and data of each one's own."""
 
 import ast
 import re
@@ -114,8 +112,7 @@ def test_an_endless_stream_ends_with_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "more"),
-    [("Numbers(41)", ", num_workers=0"), ("list(Numbers(41))", ", order='sequential'")],
+    ("data", "more"), [("Numbers(41)", ", num_workers=0"), ("list(Numbers(41))", ", order='sequential'")]
 )
 def test_a_replica_that_comes_again_goes_on_with_its_own(tmp_path: Path, data: str, more: str) -> None:
     result, seen = launch(tmp_path, ONCE.format(data=data, more=more), dies=1)

@@ -1,6 +1,4 @@
-"""Rings between real hosts, in the order of their switches and in the worst one, against the closed form; and against
-the simulator: four network namespaces, two at each of two bridges, which a third one joins.
-"""
+"""Rings between real hosts, in the order of their switches and in the worst one, and the simulator beside them."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ class Network:
         return made.stdout
 
     def round_seconds(self, algorithm: str, *words: str, slots: int = 1) -> float:
-        """The seconds of a round of a real job, whose hosts are written in the worst order: the least, since whatever
-        else a machine does makes them longer.
-        """
+        """The seconds of a round of a real job, whose hosts are in the worst order: the least of some."""
         hosts = ",".join(f"{host}:{slots}" for host in WORST)
         batch = len(wide.data()) // (ROUNDS * len(WORST) * slots)
         job = ("--epochs", "1", "--batch-size", str(batch), "--checkpoint-every", "0", "--evaluate-every", "0")

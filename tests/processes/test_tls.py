@@ -271,10 +271,7 @@ def test_a_job_beyond_loopback_is_encrypted_unasked(tmp_path: Path, watch: jobs.
     seen: list[tuple[str | None, str]] = []
 
     def look() -> None:
-        with (
-            socket.create_connection(("127.0.0.1", port), SECONDS) as plain,
-            stranger(None).wrap_socket(plain) as link,
-        ):
+        with socket.create_connection(("127.0.0.1", port), SECONDS) as plain, stranger(None).wrap_socket(plain) as link:
             cipher = link.cipher()
             assert cipher
             seen.append((link.version(), cipher[0]))

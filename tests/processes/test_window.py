@@ -81,9 +81,7 @@ def test_ranks_that_come_at_any_time_one_after_the_other(make: Make) -> None:
 def test_no_chunk_is_written_over_before_the_other_has_had_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, act: str, reached: int
 ) -> None:
-    """The second rank puts off what it does with the first chunk until the first one waits, as far as it comes without
-    that.
-    """
+    """The second rank puts off what it does with the first chunk until the first one waits."""
     first, second = make(2)
     waits, looks, late = threading.Event(), first._lost, getattr(second, act)
 

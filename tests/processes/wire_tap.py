@@ -101,11 +101,7 @@ def tap(ports: int) -> Iterator[Tap]:
 
 
 def records_of(stream: bytes) -> list[tuple[int, bytes]]:
-    """The records of TLS that a stream consists of, the last perhaps cut off.
-
-    Raises:
-        ValueError: it consists of something else.
-    """
+    """The records of TLS that a stream consists of, the last perhaps cut off; a ValueError where it is none."""
     found = []
     while len(stream) >= 5:
         kind, version, length = struct.unpack_from(">BHH", stream)
@@ -117,11 +113,7 @@ def records_of(stream: bytes) -> list[tuple[int, bytes]]:
 
 
 def agreed(talk: Talk) -> tuple[int, int]:
-    """The version of TLS and the cipher of a talk, all of which is TLS: in the open are the two greetings only.
-
-    Raises:
-        ValueError: something else was said in the open.
-    """
+    """The version of TLS and the cipher of a talk; a ValueError where more than two greetings is in the open."""
     said, answered = records_of(bytes(talk.said)), records_of(bytes(talk.answered))
     for greeting, records in ((CLIENT_HELLO, said), (SERVER_HELLO, answered)):
         (kind, body), *rest = records

@@ -1,6 +1,4 @@
-"""Minibatches of a replica's own on the virtual cluster: a sequential order, data of its own, streams; each applied
-once, whoever dies, and gradients weighted by what they are of.
-"""
+"""Minibatches of a replica's own: each applied once, whoever dies, and gradients weighted by what they are of."""
 
 from __future__ import annotations
 
@@ -12,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from drawn import SEEDS, some
-from oracles import classes, mlp
-from torch import nn
-from watching.observed import Observed
+from oracles import classes, mlp, smooth
+from watching.observed import Observed, Watcher
 
 from distbelief.core import records, roles
 from distbelief.core.conversations import dealing
@@ -77,7 +74,7 @@ def _minibatches(portion: Portion) -> list[tuple[int, int]]:
     return [(portion.epoch, index) for index in range(portion.first, portion.first + portion.count)]
 
 
-class Dealt:
+class Dealt(Watcher):
     """What each life of each replica is dealt, and does not give back."""
 
     def __init__(self) -> None:
@@ -92,9 +89,6 @@ class Dealt:
                 for minibatch in _minibatches(one):
                     self.minibatches[sender].remove(minibatch)
 
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """Nothing."""
-
 
 def observe(task: Task, strategy: Strategy, cluster: Simulated | None = None, **options: Any) -> tuple[Observed, Dealt]:
     usual = {"epochs": EPOCHS, "batch_size": BATCH, "evaluate_every": 0, "snapshot_every": "3"}
@@ -107,18 +101,14 @@ def observe(task: Task, strategy: Strategy, cluster: Simulated | None = None, **
     return run, dealt
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
-
-
 def unequal(*lengths: int) -> Task:
     """A task that has so many samples for each replica in turn; before that it is loaded once for the job."""
-    task = classes(net, samples=max(lengths))
+    task = smooth(max(lengths))
     loads: Iterator[int] = iter((max(lengths), *lengths))
 
     def train() -> Any:
         data, count = task.train(), next(loads)
-        return classes(net, samples=max(lengths)).train() if count == len(data) else Head(data, count)
+        return smooth(max(lengths)).train() if count == len(data) else Head(data, count)
 
     return dataclasses.replace(task, train=train)
 
@@ -183,7 +173,7 @@ def test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(drop
     # a checkpoint would break up a round: who is held back sits out
     own = {"data": "own", "order": "sequential", "snapshot_every": "0"}
     run, _ = observe(unequal(*lengths), strategy, epochs=1, drop_last=drop_last, **own)
-    task = classes(net, samples=max(lengths))
+    task = smooth(max(lengths))
     torch.manual_seed(0)
     model, data = task.model(), task.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -196,7 +186,6 @@ def test_synchronous_replicas_on_unequal_data_are_sgd_on_the_weighted_union(drop
             task.loss(model(inputs), targets).backward()
             optimizer.step()
     vector, plan = run.vector(), run.simulation.coordinator.plan
-    assert plan is not None
     for entry in plan.layout.entries:
         theirs = model.state_dict()[entry.tensor.name]
         ours = torch.frombuffer(bytearray(vector[entry.start : entry.start + entry.tensor.size]), dtype=torch.float32)

@@ -1,6 +1,4 @@
-"""Allreduce: the same updates as a synchronous job and as one machine with the union of the minibatches, whoever dies
-at whatever step.
-"""
+"""Allreduce: the updates of one machine with the union of the minibatches, whoever dies at whatever step."""
 
 from __future__ import annotations
 
@@ -97,17 +95,13 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
 
 
 class Updates:
-    """Looks into every update that a replica is about to make of a tallied model: which minibatches are in it, and
-    which are in the model.
-    """
+    """Looks into every update of a tallied model: which minibatches are in it, and which are in the model."""
 
     def __init__(self) -> None:
         self._update = TorchWhole.update
 
     def update(self, whole: TorchWhole, *asked: Any) -> None:
-        """Stand in for `TorchWhole.update`: no minibatch is in two updates, and each weighs as much as its samples are
-        of those of its update.
-        """
+        """No minibatch is in two updates, and each weighs as much as its samples are of those of its update."""
         model = whole.flat.module
         if isinstance(model, Tallied):
             entry = next(entry for entry in whole.layout.entries if entry.tensor.name == NAME)
@@ -130,9 +124,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_each_once(run: Observed) -> None:
-    """All replicas hold the same bits, and every minibatch of every epoch is in them; that none was there before its
-    update, `Updates` has seen.
-    """
+    """All replicas hold the same bits, and every minibatch of every epoch is in them."""
     assert (same_on_all(run)[NAME] != 0).all()
 
 
@@ -224,9 +216,7 @@ def test_buffers_are_the_first_ones_or_each_ones_own() -> None:
 @pytest.mark.parametrize("size", [4_000, 1_000_000])
 @pytest.mark.parametrize("algorithm", ["ring", "halving-doubling", "butterfly", "tree", "naive"])
 def test_a_simulated_round_takes_the_price(ranks: int, size: int, algorithm: str) -> None:
-    """On the network of papers.md, section 8, of which schedules/price gives the table; adding up costs too, where it
-    is to.
-    """
+    """On the network of which schedules/price gives the table; adding up costs too, where it is to."""
     for reduction in (0.0, 1e-10):
         network = NetworkModel(latency=20e-6, bandwidth=1.25e9, reduction=reduction)
         data = TensorData(torch.zeros(ranks, 1), torch.zeros(ranks, dtype=torch.int64))
@@ -310,9 +300,7 @@ def test_when_all_die_the_next_lives_go_back_to_the_newest_checkpoint() -> None:
 
 
 def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all() -> None:
-    """A replica dies as the first group is formed: nobody holds anything yet, nothing is lost, and nothing of that kind
-    is told.
-    """
+    """A replica dies as the first group is formed: nobody holds anything yet, and nothing is lost."""
     for restarts in (0, 1):
         run, sent = begin(Simulated(crashes=(Crash("replica 0", 2),)), restarts=restarts)
         run.run()
@@ -323,9 +311,7 @@ def test_a_group_that_breaks_up_before_any_round_is_no_end_of_all() -> None:
 
 
 def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back() -> None:
-    """The last checkpoint is asked for; all die, and come again: there is work again, and nobody is to be asked
-    twice.
-    """
+    """The last checkpoint is asked for; all die, and come again: nobody is to be asked twice."""
     run, sent = begin(Simulated(restart_seconds=1.0), replicas=2, restarts=1, epochs=2)
     simulation = run.simulation
 

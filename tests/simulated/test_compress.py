@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from asking import Ask
 from safetensors.torch import load_file
 from torch import nn
 
@@ -151,19 +152,18 @@ def test_a_run_without_a_model_and_no_run(tmp_path: Path) -> None:
         made(tmp_path / "run", tmp_path / "none" / "it.dbz", bits=4)
 
 
-def test_the_commands_say_what_came_of_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_say_what_came_of_it(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], ask: Ask
+) -> None:
     path = tmp_path / "small.dbz"
     words = ["compress", str(run), "--bits", "4", "--fine-tune", "0", "--out", str(path)]
     assert main.run(words) == 0
     size = path.stat().st_size
     assert f"{path}: {size:,} bytes of" in (said := capsys.readouterr().out)
     assert "16 values for the weights of each layer" in said
-    assert main.run([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["bytes"] == size
-    assert main.run([*words, "--quiet"]) == 0
-    assert not capsys.readouterr().out
-    assert main.run(["evaluate", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["file"] == str(path)
+    assert json.loads(ask([*words, "--json"]).out)["bytes"] == size
+    assert not ask([*words, "--quiet"]).out
+    assert json.loads(ask(["evaluate", str(path), "--json"]).out)["file"] == str(path)
     assert main.run(["expand", str(path), "--out", str(tmp_path / "x.safetensors")]) == 0
     assert load_file(tmp_path / "x.safetensors").keys() == load_file(run / "model.safetensors").keys()
 

@@ -1,6 +1,4 @@
-"""Every consistency against an oracle that owes nothing to it: plain PyTorch on union batches, counts by hand, and the
-papers' numbers.
-"""
+"""Every consistency against plain PyTorch on union batches, counts by hand, and the papers' numbers."""
 
 from __future__ import annotations
 
@@ -234,12 +232,7 @@ TABLE = {  # papers.md section 4: E[(100 - b)-th fastest of 100], mean time 1
 @pytest.mark.parametrize("mix", TABLE)
 @pytest.mark.long
 def test_the_first_round_of_100_machines_takes_the_time_of_its_order_statistic(mix: str) -> None:
-    """From one start of all machines to the first update; later rounds begin with the stragglers of the one before
-    still busy.
-
-    A round ends exactly when the (100 - b)-th of the drawn times has passed, and the mean of those over many draws is
-    the table's.
-    """
+    """The first round ends when the (100 - b)-th of the drawn times has passed; their mean is the table's."""
     compute, table = TABLE[mix]
     draws = [sorted(Stopwatch(compute, i, seed).draw() for i in range(100)) for seed in range(DRAWS)]
     for backups, expected in some(table.items(), SEEDS // 2):
@@ -494,9 +487,7 @@ def test_each_scaling_is_another(kind: Any) -> None:
 
 @pytest.mark.parametrize("which", range(3))
 def test_all_shards_go_back_together_also_when_one_falls_before_the_others_have_come_again(which: int) -> None:
-    """Seed 14,177 of the sweep: some were about to begin the life that had just ended for the others, and would have
-    been alone in it.
-    """
+    """Seed 14,177 of the sweep: some were about to begin a life in which they would have been alone."""
     role = f"shard {which}"
     cluster = Simulated(crashes=(Crash(role, 14), Crash(role, 1)))
     run, _ = play(Synchronous(2, 3, restarts=3), cluster, epochs=3, snapshot_every="5")
@@ -685,8 +676,7 @@ def hold(seed: int) -> Counter[str]:
 def test_a_ctrl_c_while_the_job_ends_counts_where_all_go_back(strategy: Any) -> None:
     """There is work again once a shard has died, and nobody is to be asked twice."""
     run = Observed(
-        Job(classes(mlp), dataclasses.replace(strategy, restarts=1)),
-        Simulated(network=NetworkModel(latency=5e-3)),
+        Job(classes(mlp), dataclasses.replace(strategy, restarts=1)), Simulated(network=NetworkModel(latency=5e-3))
     )
     simulation = run.simulation
 
@@ -789,9 +779,7 @@ def test_no_fault_loses_or_repeats_a_gradient_under_any_consistency_and_every_jo
     ids=["calm", "a replica dies", "a shard dies", "a shard dies early"],
 )
 def test_an_evaluation_in_rounds_is_of_one_round(strategy: Synchronous, crash: Crash | None) -> None:
-    """A slice that is a round behind the others is fetched again before anything is measured; all are, where the shards
-    have gone back.
-    """
+    """A slice that is a round behind the others is fetched again before anything is measured."""
     network = NetworkModel(latency=3e-3, jitter=5.0, delay_chance=0.2, delay=2e-2)
     made: dict[str, tuple[int, int]] = {}
     measured: list[set[tuple[int, int]]] = []

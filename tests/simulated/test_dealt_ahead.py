@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from drawn import SEEDS, some
 from oracles import classes, mlp
-from watching.observed import Observed
+from watching.observed import Observed, Watcher
 
 import distbelief as db
 from distbelief.core import records
@@ -25,7 +25,7 @@ STEADY = db.ComputeModel(step=1e-3, spread="constant")
 UNEVEN = db.ComputeModel(step=1e-3, spread="exponential", slow={0: 3.0})
 
 
-class Said:
+class Said(Watcher):
     """What the coordinator deals, and how often each message is sent."""
 
     def __init__(self) -> None:
@@ -33,13 +33,9 @@ class Said:
         self.dealt: list[int] = []
 
     def sent(self, sender: str, to: str, message: Message) -> None:
-        """A living role has sent a message."""
         self.sent_by_kind[type(message)] += 1
         if isinstance(message, dealing.Deal):
             self.dealt.append(message.portion.count)
-
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """It is counted already."""
 
 
 def play(
@@ -50,11 +46,9 @@ def play(
     usual = {"batch_size": 4, "evaluate_every": 0, "checkpoint_every": 0, "snapshot_every": "0"}
     job = Job(task, strategy, **{**usual, **options})
     run = Observed(job, db.Simulated(compute=compute, crashes=crashes, restart_seconds=0.02))
-    accounting, said = Accounting(run), Said()
+    said = Said()
     run.watch(said)
-    run.simulation.run()
-    accounting.finish(run.outcome, run.simulation.killed)
-    return run, accounting, said
+    return run, run.accounted(), said
 
 
 def rounds(accounting: Accounting) -> list[int]:
@@ -76,9 +70,7 @@ def test_a_round_costs_few_words_with_the_coordinator() -> None:
     ("replicas", "batches", "compute"), some(product([2, 3, 5], [7, 40, 399, 402], [STEADY, UNEVEN]))
 )
 def test_all_come_to_the_end_of_the_data_together(replicas: int, batches: int, compute: db.ComputeModel) -> None:
-    """As many rounds as if each had been dealt one minibatch after the other, or one more: none is made by some of them
-    while others, who have nothing left, sit out.
-    """
+    """As many rounds as if each had been dealt one minibatch after the other, or one more."""
     _, accounting, _ = play(Synchronous(replicas, 1), compute, batches=batches, epochs=2)
     assert len(rounds(accounting)) <= -(-2 * batches // replicas) + 1
 
@@ -121,9 +113,7 @@ def test_where_the_slow_are_left_behind_each_is_dealt_one_after_the_other(waits:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_death_loses_what_was_dealt_ahead(seed: int) -> None:
-    """Of anybody, at any message, while checkpoints are made: the accounting holds that each minibatch is applied, once
-    where no replica died, and each checkpoint against what its shards had applied.
-    """
+    """Of anybody, at any message, while checkpoints are made: the accounting holds both."""
     chance = random.Random(seed)
     replicas, shards = chance.randint(2, 4), chance.randint(1, 2)
     every = {"snapshot_every": chance.choice(("60", "150minibatches", "0.02s"))}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from drawn import SEEDS, some
 from oracles import classes, mlp
-from watching.observed import Observed
+from watching.observed import Observed, Watcher
 
 from distbelief.core import roles
 from distbelief.core.conversations import pushing
@@ -41,7 +41,7 @@ def observe(strategy: Strategy, path: str = "direct", **place: Any) -> Observed:
     return Observed(Job(classes(mlp, samples=43), strategy, batch_size=4, epochs=2), cluster)
 
 
-class Pushes:
+class Pushes(Watcher):
     """When each push was applied at each shard, and how many messages each role has sent."""
 
     def __init__(self, run: Observed) -> None:
@@ -56,10 +56,8 @@ class Pushes:
             self.moments.setdefault(to, []).append(self.run.simulation.clock.time)
 
 
-class HoldsItsOwnPushes:
-    """Each gradient is computed from parameters that hold all that its replica has pushed before: it fetches before
-    each step, and what was asked of a shard that died is not taken for what was asked later.
-    """
+class HoldsItsOwnPushes(Watcher):
+    """Each gradient is computed from parameters that hold all that its replica has pushed before."""
 
     def __init__(self, run: Observed) -> None:
         self.acknowledged: dict[tuple[str, str, int, int], int] = {}
@@ -72,9 +70,6 @@ class HoldsItsOwnPushes:
             before = self.acknowledged.get((sender, to, message.incarnation, message.clock - 1))
             assert before is not None, f"push {message.clock - 1} of {sender} is not made, and it pushes the next"
             assert before <= message.version.updates, f"push {message.clock} of {sender} is from before its last"
-
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """A word counts as soon as it is said."""
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])

@@ -1,6 +1,4 @@
-"""A last minibatch that is smaller: what `drop_last` leaves out under every strategy, and a batch norm that cannot do
-without it.
-"""
+"""A last minibatch that is smaller: what `drop_last` leaves out, and a batch norm that cannot do without it."""
 
 from __future__ import annotations
 
@@ -83,8 +81,7 @@ def test_what_is_left_out_is_not_counted(strategy: Any, phantom: bool) -> None:
 def test_less_than_one_minibatch_is_refused() -> None:
     for strategy in (db.Downpour(), db.Allreduce(), db.Hogwild(), db.Single()):
         with pytest.raises(
-            UsageError,
-            match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size",
+            UsageError, match=r"--drop-last: the 3 training samples do not fill one minibatch of 4: lower --batch-size"
         ):
             run(classes(mlp, samples=3), strategy, drop_last=True)
 

@@ -1,6 +1,4 @@
-"""What a simulated job costs its roles: each message, and the bytes that are read and written because of it; by hand,
-and knob by knob.
-"""
+"""What a simulated job costs its roles: each message, and the bytes that are read and written because of it."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import torch
 from drawn import SEEDS, in_chunks, scaled, some, sweep
 from oracles import classes, minibatches, mlp, sequential
 from safetensors.torch import load_file
+from split_jobs import state_of
 from tally import ADAGRAD, NAME, tallied, times
 from torch import nn
 from watching.floors import hold_floors
@@ -68,10 +69,6 @@ def race(task: Task, strategy: Any, cluster: Simulated | None = None, **options:
     return run, run.simulation
 
 
-def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    assert torch.equal(ours, theirs)
-
-
 def updater(simulation: Simulation) -> Any:
     """Who makes the updates of the first replica."""
     return simulation.parts["replica 0"].worker.update.__self__  # type: ignore[attr-defined]  # a bound method
@@ -86,19 +83,12 @@ def weights(simulation: Simulation) -> list[torch.Tensor]:
     ]
 
 
-def loop(
-    task: Task,
-    make: Callable[..., torch.optim.Optimizer],
-    epochs: int,
-    rate: Callable[[int], float],
-) -> list[Any]:
-    """One loop of plain PyTorch; `rate` is the learning rate of an epoch."""
+def loop(task: Task, make: Callable[..., torch.optim.Optimizer], rate: float = 0.05) -> list[Any]:
+    """One loop of plain PyTorch, of three epochs."""
     torch.manual_seed(0)
     model, data = task.model().train(), task.train()
-    optimizer = make(model.parameters(), lr=rate(0))
-    per_epoch = -(-len(data) // 4)
-    for step, (key, numbers) in enumerate(minibatches(len(data), 4, epochs, 0)):
-        optimizer.param_groups[0]["lr"] = rate(step // per_epoch)
+    optimizer = make(model.parameters(), lr=rate)
+    for key, numbers in minibatches(len(data), 4, 3, 0):
         torch.manual_seed(key)
         inputs, targets = data.batch(numbers)
         optimizer.zero_grad()
@@ -135,7 +125,7 @@ def bags() -> Task:
 def test_one_replica_is_sequential_sgd(way: str, optimizer: str) -> None:
     task = classes(mlp)
     _, simulation = race(task, WAYS[way](replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
-    expected = loop(task, PLAIN[optimizer], 3, lambda _: 0.05)
+    expected = loop(task, PLAIN[optimizer])
     for ours, theirs in zip(weights(simulation), expected, strict=True):
         if way == "hogwild" or optimizer == "sgd":
             assert torch.equal(ours, theirs)
@@ -150,13 +140,9 @@ def normalised() -> nn.Module:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_buffers_of_one_replica_are_those_of_a_plain_loop(way: str) -> None:
     task = classes(normalised, samples=20)
-    run, simulation = race(task, WAYS[way](replicas=1), epochs=3)
-    vector, expected = mapping_of(simulation), sequential(task, "sgd", lr=0.1, epochs=3)
-    for entry in run.simulation.coordinator.plan.layout.entries:  # type: ignore[union-attr]
-        t = entry.tensor
-        assert torch.equal(
-            vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape), expected[t.name]
-        ), t.name
+    run, _ = race(task, WAYS[way](replicas=1), epochs=3)
+    expected = sequential(task, "sgd", lr=0.1, epochs=3)
+    assert all(torch.equal(value, expected[name]) for name, value in state_of(run).items())
 
 
 def test_a_forward_pass_of_hogwild_writes_buffers_in_place() -> None:
@@ -180,7 +166,7 @@ def test_one_replica_with_sparse_gradients_too(optimizer: str) -> None:
         return torch.optim.Adagrad(groups, lr=lr) if optimizer == "adagrad" else torch.optim.SGD([rows, *dense], lr=lr)
 
     _, simulation = race(bags(), Hogwild(replicas=1, optimizer=optim(optimizer, lr=0.05)), epochs=3)
-    expected = loop(bags(), make, 3, lambda _: 0.05)
+    expected = loop(bags(), make)
     found = {value.shape: value for value in weights(simulation)}
     for theirs in expected:
         assert torch.equal(found[theirs.shape], theirs)
@@ -225,9 +211,7 @@ DENSE = [Downpour(1, 1), Downpour(1, 3), Downpour(1, 2, push_every=2), Synchrono
 )
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_elsewhere_sparse_gradients_are_made_dense(strategy: Any, optimizer: str) -> None:
-    """The flat vector is dense: the result is that of the same model with sparse=False, bit for bit, with any
-    optimizer, and with clipping.
-    """
+    """The result is that of the same model with sparse=False, bit for bit, with any optimizer, and with clipping."""
     strategy = strategy.with_options(optimizer=optim(optimizer, lr=0.05))
     clip = 0.0 if isinstance(strategy, Allreduce) else 0.5  # which clips the sum, with a norm in float64
     job = Job(bags(), strategy, epochs=2, batch_size=4, clip_norm=clip, evaluate_every=0)
@@ -239,18 +223,7 @@ def test_elsewhere_sparse_gradients_are_made_dense(strategy: Any, optimizer: str
         "groups": lambda model: [{"params": list(part.parameters())} for part in model.children()],
     }
     expected = sequential(dense, optimizer, lr=0.05, epochs=2, clip_norm=clip, **options)
-    simulation: Any = run.simulation
-    if isinstance(strategy, Allreduce):
-        found = simulation.parts["replica 0"].player.whole.flat.module.state_dict()
-    else:
-        vector = torch.cat([shard.held.moving() for shard in simulation.shards])
-        entries = simulation.coordinator.plan.layout.entries
-        found = {
-            e.tensor.name: vector[e.start : e.start + e.tensor.size].view(torch.float32).view(e.tensor.shape)
-            for e in entries
-        }
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+    assert all(torch.equal(value, expected[name]) for name, value in state_of(run).items())
 
 
 SIGNALLING = 0x7F800001
@@ -277,9 +250,7 @@ def test_a_sparse_update_writes_to_its_rows_only() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_optimizers_state_is_one_for_all(way: str) -> None:
-    """With a learning rate of 0 the parameters stay, and Adagrad's sums are those of all gradients, whoever computed
-    them.
-    """
+    """With a learning rate of 0, Adagrad's sums are those of all gradients, whoever computed them."""
     task = classes(lambda: nn.Linear(6, 3))
     _, simulation = race(task, WAYS[way](replicas=3, optimizer=optim("adagrad", lr=0.0)), epochs=2)
     torch.manual_seed(0)
@@ -297,26 +268,10 @@ def test_the_optimizers_state_is_one_for_all(way: str) -> None:
     torch.testing.assert_close(sums, torch.cat([total.view(-1) for total in expected]))
 
 
-BACKED_OFF = (0.1, 0.05, 0.05, 0.025)
-"""The rates of four epochs: one, then two at half the rate, then four at a quarter."""
-
-
-def test_back_off_has_phases_that_grow_as_the_rate_falls() -> None:
-    task = classes(mlp)
-    _, simulation = race(task, Hogwild(replicas=1), epochs=4, lr_schedule="backoff", lr_gamma=0.5)
-    expected = loop(task, torch.optim.SGD, 4, lambda epoch: BACKED_OFF[epoch])
-    for ours, theirs in zip(weights(simulation), expected, strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def phantom(strategy: Any) -> float:
     """Simulated seconds of a job that computes nothing."""
-    run = Observed(
-        Job(task=classes(mlp, samples=200), strategy=strategy, batch_size=4),
-        Simulated(handling=SLOW, compute=STEADY, phantom=True),
-    )
-    run.run()
-    return run.simulation.clock.now()
+    cluster = Simulated(handling=SLOW, compute=STEADY, phantom=True)
+    return race(classes(mlp, samples=200), strategy, cluster)[1].clock.now()
 
 
 def test_locks_wait_and_ranges_wait_less() -> None:
@@ -331,25 +286,17 @@ UNEVEN = Simulated(handling=Handling(message=0.0, memory=2e6), compute=ComputeMo
 """One replica takes four times as long as the others, and no step is as long as the one before."""
 
 
-class Writers:
-    def __init__(self, run: Observed) -> None:
-        self.made: list[int] = []
-        run.watch(self)
-
-    def sent(self, sender: str, to: str, message: object) -> None:
-        """Not looked at."""
-
-    def delivered(self, sender: str, to: str, message: object) -> None:
-        """Note who pushed."""
-        if isinstance(message, pushing.Push):
-            self.made.append(roles.index_of(sender))
-
-
 def writers(run: Observed) -> list[int]:
     """Run a job, and say who made each update."""
-    found = Writers(run)
+    made: list[int] = []
+
+    def delivered(sender: str, _to: str, message: object) -> None:
+        if isinstance(message, pushing.Push):
+            made.append(roles.index_of(sender))
+
+    run.look(delivered=delivered)
     run.run()
-    return found.made
+    return made
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4])
@@ -367,32 +314,22 @@ def test_by_turns_replicas_update_one_after_another(replicas: int) -> None:
     assert order("shard")[:30] != circle[:30]
 
 
-class Dealt:
-    """Which minibatches each replica was given, in order."""
-
-    def __init__(self) -> None:
-        self.to: dict[str, deque[int]] = {}
-
-    def sent(self, sender: str, to: str, message: object) -> None:
-        """Not looked at."""
-
-    def delivered(self, sender: str, to: str, message: object) -> None:
-        """Note a portion."""
-        if isinstance(message, dealing.Deal):
-            first = message.portion.first
-            self.to.setdefault(to, deque()).extend(range(first, first + message.portion.count))
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad"])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(replicas: int, optimizer: str) -> None:
     """Bit for bit, whatever steps take: a gradient is that of the parameters which its replica left behind, and of
     these who has no minibatch left is passed over.
     """
-    task, dealt = classes(mlp, samples=160), Dealt()
+    task, waiting = classes(mlp, samples=160), [deque[int]() for _ in range(replicas)]
+
+    def deal(_sender: str, to: str, message: object) -> None:
+        if isinstance(message, dealing.Deal):
+            first = message.portion.first
+            waiting[roles.index_of(to)].extend(range(first, first + message.portion.count))
+
     strategy = Locking(replicas, optim(optimizer, lr=0.05), locks="round-robin")
     run = Observed(Job(task, strategy, batch_size=4), UNEVEN)
-    run.watch(dealt)
+    run.look(delivered=deal)
     run.run()
 
     torch.manual_seed(0)
@@ -400,7 +337,6 @@ def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(replicas: int, o
     stepped = PLAIN[optimizer](model.parameters(), lr=0.05)
     left_behind = [copy.deepcopy(model) for _ in range(replicas)]
     batches = list(minibatches(len(data), 4, 1, 0))
-    waiting = [dealt.to[f"replica {at}"] for at in range(replicas)]
     while any(waiting):
         for at, seen in enumerate(left_behind):
             if waiting[at]:
@@ -414,7 +350,7 @@ def test_by_turns_it_is_one_loop_with_gradients_of_one_turn_ago(replicas: int, o
                 seen.load_state_dict(model.state_dict())
     for ours, theirs in zip(weights(run.simulation), model.parameters(), strict=True):
         # shards step one flat vector, which a fused kernel may round otherwise
-        (torch.testing.assert_close if optimizer == "momentum" else assert_equal)(ours, theirs)
+        assert torch.allclose(ours, theirs) if optimizer == "momentum" else torch.equal(ours, theirs)
 
 
 def test_by_turns_nobody_waits_for_who_waits_for_a_checkpoint() -> None:
@@ -473,7 +409,7 @@ def test_a_shard_that_dies_costs_hogwild_nothing(message: int) -> None:
     crash = Simulated(compute=STEADY, crashes=(Crash("shard 0", message),), restart_seconds=0.01)
     run, simulation = race(task, Hogwild(1), crash, epochs=3, snapshot_every="2")
     assert simulation.killed == ["shard 0"]
-    for ours, theirs in zip(weights(simulation), loop(task, PLAIN["sgd"], 3, lambda _: 0.1), strict=True):
+    for ours, theirs in zip(weights(simulation), loop(task, PLAIN["sgd"], 0.1), strict=True):
         assert torch.equal(ours, theirs)
     assert [record.updates for record in run.told(records.Applied)] == [3 * 6]
 
@@ -582,8 +518,6 @@ def hold(run: Observed) -> Counter[str]:
 
 @in_chunks(100)
 def test_no_fault_loses_a_minibatch_or_leaves_anybody_waiting(seeds: range) -> None:
-    """Seeds x deaths, late messages and outages: every job ends, and what the mapping holds at the end has every
-    minibatch in it.
-    """
+    """Every job ends, and what the mapping holds at the end has every minibatch in it."""
     found = sweep(seeds, lambda seed: hold(drawn(seed)), lambda seed: drawn(seed).simulation.job)
     hold_floors(found, scaled(FLOORS, seeds, 100))

@@ -1,6 +1,4 @@
-"""The inline carrier and the simulated cluster are one algorithm: where no time passes, message for message and bit for
-bit.
-"""
+"""The inline carrier and the simulated cluster are one algorithm, message for message and bit for bit."""
 
 from __future__ import annotations
 
@@ -49,10 +47,7 @@ class Stage:
         self.shards = [Shard(i, TorchSlice) for i in range(settings.shards)]
 
         self.driver.add_machine(
-            roles.COORDINATOR,
-            coordinator(settings, False, ANEW),
-            self.network.endpoint(roles.COORDINATOR),
-            _Nowhere(),
+            roles.COORDINATOR, coordinator(settings, False, ANEW), self.network.endpoint(roles.COORDINATOR), _Nowhere()
         )
         for i, shard in enumerate(self.shards):
             endpoint = self.network.endpoint(roles.shard(i))

@@ -1,6 +1,4 @@
-"""Simulated jobs of long steps that are told to end, at any moment: within two steps they leave a checkpoint, and go on
-from it.
-"""
+"""Jobs of long steps that are told to end: within two steps they leave a checkpoint, and go on from it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 from oracles import classes, mlp
 from safetensors.torch import save_file
 from torch import nn
-from watching.observed import Observed
+from watching.observed import Observed, Watcher
 
 from distbelief.core import records
 from distbelief.core.conversations import pushing
@@ -27,18 +27,15 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.tasks.worker import build_model
-from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import attach
 from distbelief.transport.cluster_model import NetworkModel, Outage
 
 
-class Traffic:
+class Traffic(Watcher):
     def __init__(self, run: Observed) -> None:
         self.pushes: list[tuple[str, pushing.Push]] = []
         self.counts: Counter[type] = Counter()
         attach(run.simulation.network, self)
-
-    def sent(self, sender: str, to: str, message: Message) -> None: ...
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         self.counts[type(message)] += 1
@@ -89,14 +86,8 @@ def test_evaluate_every_and_target_accuracy() -> None:
 )
 def test_snapshot_every_so_many_pushes_or_so_long(every: str, count: int) -> None:
     """One at the beginning and one at the end; those between are of 40 pushes in 20 ms."""
-    run, _ = play(
-        Simulated(compute=ComputeModel(step=1e-3)),
-        replicas=2,
-        epochs=4,
-        checkpoint_every=0,
-        evaluate_every=0,
-        snapshot_every=every,
-    )
+    never = {"checkpoint_every": 0, "evaluate_every": 0}
+    run, _ = play(Simulated(compute=ComputeModel(step=1e-3)), replicas=2, epochs=4, snapshot_every=every, **never)
     assert len(run.told(records.Checkpointed)) == count
 
 
@@ -116,16 +107,12 @@ STEADY = ComputeModel(spread="constant")
 )
 @pytest.mark.parametrize("side", [("shard 0",), ("replica 0", "replica 1"), ("coordinator", "shard 1")], ids=str)
 def test_a_job_waits_for_a_partition_to_heal_and_trains_every_sample_once(strategy: Any, side: tuple[str, ...]) -> None:
-    """On these sides nobody can go on without the others; a longer outage, up to 15 s, takes as much longer and costs
-    nothing else.
-    """
+    """On these sides nobody can go on without the others; a longer outage takes as much longer."""
 
     def seconds(*outages: Outage) -> float:
         job = Job(classes(mlp, samples=40), strategy, epochs=3, batch_size=4, checkpoint_every=0)
         run = Observed(job, Simulated(network=NetworkModel(outages=outages), compute=STEADY))
-        accounting = Accounting(run)
-        run.simulation.run()
-        accounting.finish(run.outcome, [])
+        run.accounted()
         assert run.outcome == "done"
         assert not run.simulation.killed
         assert run.trained() == 3 * 40
@@ -251,14 +238,8 @@ class Interrupting(nn.Linear):
 
 def test_ctrl_c_ends_a_simulation_in_peace_with_a_checkpoint(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    job = Job(
-        task=classes(lambda: Interrupting(6, 3), samples=40),
-        strategy=Downpour(replicas=1),
-        batch_size=4,
-        epochs=9,
-        out=str(tmp_path),
-    )
-    result = Simulated().run(job)
+    task = classes(lambda: Interrupting(6, 3), samples=40)
+    result = Simulated().run(Job(task, Downpour(replicas=1), batch_size=4, epochs=9, out=str(tmp_path)))
     assert (result["outcome"], result["reason"]) == ended(tmp_path) == ("interrupted", "Ctrl-C")
     assert 0 < result["samples"] < 9 * 40
     assert list((tmp_path / "checkpoints").iterdir())

@@ -1,6 +1,4 @@
-"""Large minibatches: LARS and LAMB are those of their papers, also where a layer is cut; accumulated gradients are the
-union's.
-"""
+"""Large minibatches: LARS and LAMB are those of their papers; accumulated gradients are the union's."""
 
 from __future__ import annotations
 
@@ -57,7 +55,6 @@ def lars(
     def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
             own = state.setdefault(name, {"v": torch.zeros_like(w), "rate": torch.tensor(rate)})
-            assert w.grad is not None
             size, slope = math.sqrt(float((w.data * w.data).sum())), math.sqrt(float((w.grad * w.grad).sum()))
             local = trust * size / (slope + decay * size) if size and slope and not (exempt and w.ndim < 2) else 1.0
             scale = rate / float(own["rate"]) if correction and float(own["rate"]) else 1.0
@@ -76,7 +73,6 @@ def lamb(
     def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, step: int) -> None:
         for name, w in net.named_parameters():
             own = state.setdefault(name, {"m": torch.zeros_like(w), "v": torch.zeros_like(w)})
-            assert w.grad is not None
             own["m"] = betas[0] * own["m"] + (1 - betas[0]) * w.grad
             own["v"] = betas[1] * own["v"] + (1 - betas[1]) * w.grad**2
             r = (own["m"] / (1 - betas[0] ** (step + 1))) / (
@@ -97,7 +93,6 @@ def sgd(decay: float, momentum: float, exempt: bool) -> Update:
 
     def update(net: nn.Module, state: dict[str, dict[str, torch.Tensor]], rate: float, _step: int) -> None:
         for name, w in net.named_parameters():
-            assert w.grad is not None
             g = w.grad + (0.0 if exempt and w.ndim < 2 else decay) * w.detach()
             own = state.setdefault(name, {"v": torch.zeros_like(w)})
             own["v"] = momentum * own["v"] + g
@@ -122,15 +117,9 @@ def reference(
 
 
 def replayed(
-    task: Task,
-    update: Update,
-    rate: Callable[[int], float],
-    made: Sequence[Iterable[Minibatch]],
-    seed: int = 0,
+    task: Task, update: Update, rate: Callable[[int], float], made: Sequence[Iterable[Minibatch]], seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """A plain loop of three epochs whose updates are of the minibatches of four that are named: of the gradient of all
-    their samples.
-    """
+    """A plain loop of three epochs whose updates are each of the gradient of the minibatches that are named."""
     torch.manual_seed(seed)
     net, data, state, applied = task.model().train(), task.train(), dict[str, dict[str, torch.Tensor]](), 0
     dealt = [*minibatches(len(data), 4, 3, seed)]
@@ -194,9 +183,7 @@ UPDATES: list[tuple[str, dict[str, Any], Update]] = [
 
 @pytest.mark.parametrize("which", range(len(STRATEGIES)), ids=NAMES)
 def test_lars_and_lamb_are_those_of_the_papers_wherever_a_layer_is_cut(which: int) -> None:
-    """Against loops written from the papers, to 1e-12, in float64, while the rate changes with every update. Each
-    strategy with two of their kinds, with all where there is time.
-    """
+    """Against loops written from the papers, to 1e-12, while the rate changes with every update."""
     task = task_of(plainly)
     for name, options, update in UPDATES if SEEDS >= 1000 else UPDATES[2 * (which % 3) :][:2]:
         lr = 4.0 if name == "lars" and not options.get("exempt") else 0.05
@@ -234,9 +221,7 @@ def made_of(name: str) -> Optimizer:
 
 
 def assert_as_in_the_paper(run: Observed, name: str, made: Sequence[Iterable[Minibatch]], seed: int = 0) -> None:
-    """What a job ends with is what a loop written from the paper makes of the same updates, and they hold every
-    minibatch once.
-    """
+    """A job ends with what a loop from the paper makes of the same updates, which hold every minibatch once."""
     assert sorted(one for group in made for one in group) == [
         (epoch, index) for epoch in range(3) for index in range(6)
     ]
@@ -258,19 +243,14 @@ def rounds_of(accounting: Accounting) -> list[list[Minibatch]]:
 def strike(strategy: Synchronous, cluster: Simulated, seed: int = 0) -> tuple[Observed, Accounting]:
     job = Job(task_of(plainly), strategy, snapshot_every="5", seed=seed, **LINEAR)
     run = Observed(job, cluster)
-    accounting = Accounting(run)
-    run.simulation.run()
-    accounting.finish(run.outcome, run.simulation.killed)
-    return run, accounting
+    return run, run.accounted()
 
 
 @pytest.mark.parametrize("which", ["shard 0", "shard 1", "shard 2"])
 @pytest.mark.parametrize("standby", [0, 1])
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(name: str, standby: int, which: str) -> None:
-    """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost. The
-    parameters are those of the paper.
-    """
+    """Shards die at every message of several rounds; with a standby nobody goes back, and nothing is lost."""
     for moment in some(range(20, 62, 3), SEEDS // 3):
         run, accounting = strike(
             Synchronous(2, 3, made_of(name), standby=standby), Simulated(crashes=(Crash(which, moment),), **WILD)
@@ -287,9 +267,7 @@ def test_a_death_in_the_middle_of_an_exchange_ends_in_the_same_job(name: str, st
 def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_for_norms(
     first: int, second: int, seed: int
 ) -> None:
-    """The standby of one had made a round of which that of the ruler knew nothing: it says what it was told, for nobody
-    will say his part again.
-    """
+    """The standby of one had made a round of which that of the ruler knew nothing: it says what it was told."""
     crashes, network = (Crash("shard 0", first), Crash("shard 1", second)), NetworkModel(jitter=3.0)
     run, accounting = strike(Synchronous(2, 3, made_of("lars"), standby=1), Simulated(network, crashes=crashes), seed)
     assert run.outcome == "done"
@@ -301,9 +279,7 @@ def test_a_ruler_and_another_shard_that_die_together_leave_no_standby_waiting_fo
 def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_paper(
     monkeypatch: pytest.MonkeyPatch, name: str, victim: str
 ) -> None:
-    """Also between the norms of whole layers and the update: what was told for a round that is made again counts for
-    nothing.
-    """
+    """Also between the norms of whole layers and the update: what was told for a round made again counts nothing."""
     compute, update = SplitCompute.compute, TorchWhole.update
     computed: dict[tuple[str, int, int], Minibatch] = {}
     made: dict[int, list[Minibatch]] = {}
@@ -344,9 +320,7 @@ def test_partitions_that_die_at_whatever_message_leave_the_parameters_of_the_pap
 
 @pytest.mark.parametrize(("replicas", "accumulate"), [(1, 3), (2, 2), (3, 2), (2, 5)])
 def test_accumulated_gradients_are_those_of_the_union(replicas: int, accumulate: int) -> None:
-    """22 samples in minibatches of four: the last round of an epoch is short, uneven, and its last minibatch has two
-    samples.
-    """
+    """The last round of an epoch is short, uneven, and its last minibatch has two samples."""
     task = classes(plainly, samples=22, dtype=torch.float64)
     whole = 4 * replicas * accumulate
     theirs = reference(task, sgd(0.03, 0.9, exempt=False), lambda _: 0.1, batch_size=whole)
@@ -365,9 +339,7 @@ def test_accumulated_gradients_are_those_of_the_union(replicas: int, accumulate:
 
 
 def test_the_rate_is_scaled_and_warmed_up_on_every_strategy_in_rounds() -> None:
-    """A global batch of 16 and a base batch of 4: linear is 4 times the rate, sqrt twice; the first 1.5 epochs lead
-    there, or stay at the base.
-    """
+    """A global batch of 16 and a base batch of 4: linear is 4 times the rate, sqrt twice, after 1.5 epochs."""
     task = classes(plainly, samples=32, dtype=torch.float64)
 
     def rate(scale: float, gradual: bool) -> Callable[[int], float]:

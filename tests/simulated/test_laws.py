@@ -84,9 +84,7 @@ def test_one_replica_sees_only_the_staleness_that_its_settings_make(options: dic
 
 
 def windows(based: list[int], first: int, last: int, rate: float, steps: int) -> torch.Tensor:
-    """SGD on w^2/2 from w = 1, with the gradients as old as in a stretch of the schedule; older ones are of the start.
-    Rows are stretches.
-    """
+    """SGD on w^2/2 from w = 1, with the gradients as old as in a stretch of the schedule; rows are stretches."""
     starts = torch.arange(first, last - steps, 2)
     versions = torch.tensor(based)
     w = torch.ones(len(starts), steps + 1, dtype=torch.float64)

@@ -1,6 +1,4 @@
-"""Local steps against plain PyTorch: each replica's own optimizer, from what it fetched, and the shards' optimizer
-along the changes, in the order in which they were applied.
-"""
+"""Local steps against plain PyTorch: each replica's own optimizer, and the shards' along the changes."""
 
 from __future__ import annotations
 
@@ -72,11 +70,7 @@ class Momentum:
 
 
 def expected(
-    accounting: Accounting,
-    outer: Any,
-    local: Any = torch.optim.AdamW,
-    lr: float = 0.01,
-    **of: Any,
+    accounting: Accounting, outer: Any, local: Any = torch.optim.AdamW, lr: float = 0.01, **of: Any
 ) -> torch.Tensor:
     """The shard's vector after all updates; each change is computed from the version that its replica had fetched."""
     schedule, clip = of.pop("schedule", lambda _: 1.0), of.pop("clip", 0.0)
@@ -279,7 +273,6 @@ def streaming(task: Task, run: Observed, replicas: int, steps: int, delay: int, 
     At its end what each fragment has changed since it was sent is sent as well.
     """
     plan = run.simulation.coordinator.plan
-    assert plan is not None
     parts = [slice(held.moving.start // 8, held.moving.stop // 8) for held in plan.assignments]
     phases = [-(-(number + 1) * steps // len(parts)) for number in range(len(parts))]
     torch.manual_seed(0)

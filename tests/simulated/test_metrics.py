@@ -14,13 +14,7 @@ import distbelief as db
 from distbelief.errors import UsageError
 from distbelief.record.live import summary
 
-STRATEGIES: list[Any] = [
-    db.Downpour(),
-    db.Sandblaster(iterations=2),
-    db.Allreduce(),
-    db.Hogwild(),
-    db.Single(),
-]
+STRATEGIES: list[Any] = [db.Downpour(), db.Sandblaster(iterations=2), db.Allreduce(), db.Hogwild(), db.Single()]
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:

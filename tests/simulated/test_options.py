@@ -374,11 +374,7 @@ EVERY = [
 @pytest.mark.parametrize(("strategy", "option", "case"), EVERY)
 @pytest.mark.long
 def test_no_option_of_a_strategy_is_dead(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
-    option: str,
-    case: Case | Elsewhere | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, option: str, case: Case | Elsewhere | None
 ) -> None:
     assert case, f"{strategy} has an option {option!r} without a case here: what does it change?"
     if isinstance(case, Elsewhere):
@@ -406,9 +402,7 @@ PLAYED: dict[tuple[str, ...], Seen] = {}
 
 
 def assert_differ(came: list[Seen], sees: str) -> None:
-    """That what is looked at came out otherwise, of two jobs that were both to be trained to their end, unless it is
-    how they ended.
-    """
+    """That what is looked at came out otherwise, of two jobs that were both trained to their end."""
     assert getattr(came[0], sees) != getattr(came[1], sees)
     assert sees == "told" or all(one.told[-1] == "done" for one in came), came[1].told[-1]
 
@@ -444,10 +438,7 @@ PLACES: dict[type, dict[str, tuple[tuple[Any, str, Mapping[str, Any], Strategy],
         "straggle_chance": ((0.5, "traffic", {}, Downpour()),),
         "straggle_factor": ((5.0, "traffic", {"straggle_chance": 0.5}, Downpour()),),
     },
-    Handling: {
-        "message": ((1e-3, "traffic", {}, Downpour()),),
-        "memory": ((1e5, "traffic", {}, Downpour()),),
-    },
+    Handling: {"message": ((1e-3, "traffic", {}, Downpour()),), "memory": ((1e5, "traffic", {}, Downpour()),)},
     Hosts: {
         "cores": ((2, "traffic", {}, Downpour(4)),),
         "replicas": ((1, "traffic", {}, Downpour(4)),),

@@ -1,6 +1,4 @@
-"""Downpour with one replica is a sequential loop of plain PyTorch, bit for bit, whatever the optimizer, the shards and
-the model.
-"""
+"""Downpour with one replica is a sequential loop of plain PyTorch, bit for bit, in every setting."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from oracles import FALLS, STEPPERS, classes, mlp, sequential
+from split_jobs import state_of
 from torch import nn
 from watching.observed import Observed
 
@@ -28,30 +27,16 @@ FLAT = [name for name in OPTIMIZERS if name not in (*LAYERWISE, *OUTER)]
 """Those of gradients that know no layers; the others have their oracles in test_large.py and test_local_steps.py."""
 
 
-def server(run: Observed) -> dict[str, torch.Tensor]:
-    """The server's state dict, cut from the shards' bytes by the layout."""
-    plan = run.simulation.coordinator.plan
-    assert plan is not None
-    vector = torch.zeros(plan.layout.total, dtype=torch.uint8)
-    for shard, own in zip(run.simulation.shards, plan.assignments, strict=True):
-        vector[own.moving.start : own.moving.stop] = shard.held.moving()
-        vector[own.frozen.start : own.frozen.stop] = shard.held.frozen()
-    state = {}
-    for entry in plan.layout.entries:
-        t = entry.tensor
-        state[t.name] = vector[entry.start : entry.start + t.size].view(getattr(torch, t.dtype)).view(t.shape)
-    return state | {alias: state[name] for alias, name in plan.layout.aliases.items()}
-
-
 def train(
     task: Task, cluster: Simulated | None = None, *, optimizer: Optimizer, epochs: int = 1, **options: Any
 ) -> dict[str, torch.Tensor]:
-    shared = {name: options.pop(name) for name in ("lr_schedule", "clip_norm", "batch_size", "seed") if name in options}
+    shared = {name: options.pop(name) for name in ("lr_schedule", "clip_norm") if name in options}
     strategy = Downpour(replicas=1, optimizer=optimizer, **options)
-    job = Job(
-        task=task, strategy=strategy, epochs=epochs, evaluate_every=0, checkpoint_every=0, **{"batch_size": 4, **shared}
+    run = Observed(
+        Job(task, strategy, epochs=epochs, batch_size=4, evaluate_every=0, checkpoint_every=0, **shared), cluster
     )
-    return server(Observed(job, cluster).run())
+    state, aliases = state_of(run.run()), run.simulation.coordinator.plan.layout.aliases
+    return state | {alias: state[name] for alias, name in aliases.items()}
 
 
 def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -128,18 +113,8 @@ def test_pushes_are_sums_and_parameters_are_as_old_as_the_settings_say(options: 
     task = classes(mlp)
     settings = {"push_every": 1, "fetch_every": 1, "local_lr": 0.0, "prefetch": 0, **options}
 
-    def oracle(push_every: int, fetch_every: int, local_lr: float, prefetch: int) -> dict[str, torch.Tensor]:
-        lag = bool(prefetch)
-        return sequential(
-            task,
-            "momentum",
-            lr=0.05,
-            epochs=2,
-            push_every=push_every,
-            fetch_every=fetch_every,
-            local_lr=local_lr,
-            lag=lag,
-        )
+    def oracle(prefetch: int, **of: Any) -> dict[str, torch.Tensor]:
+        return sequential(task, "momentum", lr=0.05, epochs=2, lag=bool(prefetch), **of)
 
     ours = train(task, SLOW_LINK, optimizer=Optimizer("momentum", 0.05), shards=shards, epochs=2, **settings)
     assert_same(ours, oracle(**settings))

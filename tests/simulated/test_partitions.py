@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,9 +119,7 @@ def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(chunks: int, crosses: 
     strategy = Downpour(1, optimizer=Optimizer("sgd", 0.05), partitions=2, split="time", chunks=chunks)
     run = Observed(Job(task=task, strategy=strategy, batch_size=4, evaluate_every=0, checkpoint_every=0, epochs=1))
     sent: Counter[str] = Counter()
-    run.watch(
-        SimpleNamespace(sent=lambda *_: None, delivered=lambda _who, _to, what: sent.update([type(what).__name__]))  # type: ignore[arg-type]  # a checker
-    )
+    run.look(delivered=lambda _who, _to, what: sent.update([type(what).__name__]))
     run.simulation.run()
     assert sent["Boundary"] == 10 * 2 * crosses
     oracle = sequential(task, "sgd", lr=0.05, epochs=1, batch_size=4)
@@ -133,14 +130,10 @@ def test_a_sequence_is_cut_in_as_many_chunks_as_are_named(chunks: int, crosses: 
 @pytest.mark.parametrize("backup", [0, 2])
 @pytest.mark.parametrize("how", ["stages", "neurons"])
 def test_rounds_of_split_replicas_are_sgd_on_the_unions(how: str, backup: int) -> None:
-    """Whatever a round is made of, all shards make it of the same, and it is one step of plain SGD on that; also where
-    replicas come late, and all their partitions go on with the parameters of one round.
-    """
+    """All shards make a round of the same, and it is one step of plain SGD on that; also where replicas come late."""
     strategy = Synchronous(3, optimizer=Optimizer("sgd", 0.05), backup_workers=backup, **SPLITS[how])  # type: ignore[arg-type]  # its options
     run = play(strategy, UNEVEN, epochs=4, batch_size=2, dtype=torch.float64)
-    accounting = Accounting(run)
-    run.simulation.run()
-    accounting.finish(run.outcome, [])
+    accounting = run.accounted()
     groups = [accounting.groups[shard] for shard in accounting.shards]
     assert groups[0] == groups[1]
     task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
@@ -197,13 +190,8 @@ def draw(seed: int) -> tuple[ServedWithOptimizer, dict[str, Any], Simulated]:
     options |= {"snapshot_every": pick(("0", "5", "10ms"))}
     options |= {"clip_norm": random.Random(f"clip {seed}").choice((0.0, 0.3))}
     crashes += draw_revivals(random.Random(f"coordinator {seed}"), strategy.restarts)
-    cluster = Simulated(
-        network=draw_network(chance),
-        compute=draw_compute(chance, slow=0.2),
-        crashes=tuple(crashes),
-        restart_seconds=pick((0.0, 1e-3, 0.5)),
-    )
-    return strategy, options, cluster
+    network, compute = draw_network(chance), draw_compute(chance, slow=0.2)
+    return strategy, options, Simulated(network, compute, tuple(crashes), restart_seconds=pick((0.0, 1e-3, 0.5)))
 
 
 def hold(seed: int) -> str:
@@ -271,17 +259,12 @@ def test_split_phantoms_send_what_split_replicas_send(microbatches: int) -> None
     counted = []
     for cluster in (Simulated(), Simulated(phantom=True)):
         strategy = Synchronous(2, partitions=2, split="neurons", microbatches=microbatches)
-        run = play(dataclasses.replace(strategy), cluster, epochs=1, snapshot_every="0")
+        run = play(strategy, cluster, epochs=1, snapshot_every="0")
         sent: Counter[str] = Counter()
-        run.watch(
-            SimpleNamespace(
-                sent=lambda *_: None, delivered=lambda _who, _to, what, sent=sent: sent.update([type(what).__name__])
-            )
-        )  # type: ignore[arg-type]  # a checker
+        run.look(delivered=lambda _who, _to, what, sent=sent: sent.update([type(what).__name__]))
         run.simulation.run()
-        counted.append(
-            {name: sent[name] for name in ("Boundary", "Push", "Fetch", "PushPart", "PartPushed", "AtRound")}
-        )
+        kinds = ("Boundary", "Push", "Fetch", "PushPart", "PartPushed", "AtRound")
+        counted.append({name: sent[name] for name in kinds})
     assert counted[0] == counted[1]
     assert counted[0]["Boundary"]
 
@@ -354,6 +337,6 @@ def test_partitions_whose_link_breaks_while_both_live_do_not_wait_for_ever(
             if crossed == at:
                 run.simulation.network.endpoints[pair[who]].drop(pair[1 - who], "it was cut")
 
-    run.watch(SimpleNamespace(sent=lambda *_: None, delivered=cut))  # type: ignore[arg-type]  # a checker
+    run.look(delivered=cut)
     with pytest.raises(JobFailed, match=r"replica 0\.[01]: its link to replica 0\.[01] broke .*it was cut"):
         run.simulation.run()

@@ -206,12 +206,7 @@ def recording(way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatc
         compute=ComputeModel(spread="constant") if way.endswith("single") else STEADY, keep=True, **network
     )
     job = Job(
-        task=classes(mlp, samples=43),
-        strategy=WAYS[way],
-        seed=3,
-        snapshot_every="5",
-        out=str(folder / "run"),
-        **fit,
+        task=classes(mlp, samples=43), strategy=WAYS[way], seed=3, snapshot_every="5", out=str(folder / "run"), **fit
     )
     try:
         cluster.run(job)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from asking import Ask
 
 import distbelief as db
 from distbelief.cli import main
@@ -30,10 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_runs_are_listed_sorted_and_filtered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_listed_sorted_and_filtered(folder: Path, ask: Ask) -> None:
     def listed(*words: str) -> list[dict[str, object]]:
-        assert main.run(["runs", str(folder), "--json", *words]) == 0
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [json.loads(line) for line in ask(["runs", str(folder), "--json", *words]).out.splitlines()]
 
     everything = listed()
     assert len(everything) == 6
@@ -43,24 +43,19 @@ def test_runs_are_listed_sorted_and_filtered(folder: Path, capsys: pytest.Captur
     best = [one["accuracy"] for one in listed("--sort", "accuracy", "--state", "done")]
     assert best == sorted(best, reverse=True)  # type: ignore[type-var]  # of one kind
     assert listed("--task", "mnist") == []
-    assert main.run(["runs", str(folder)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 7
+    assert len(ask(["runs", str(folder)]).out.splitlines()) == 7
 
 
-def test_the_runs_of_a_study_are_listed_with_what_it_has_measured_afterwards(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_runs_of_a_study_are_listed_with_what_it_has_measured_afterwards(tmp_path: Path, ask: Ask) -> None:
     file, studies = tmp_path / "a.toml", tmp_path / "studies"
     file.write_text('title = "A"\nseeds = [3]\nplace = "simulated"\n[[arms]]\nname = "b"\ntask = "digits"\n'
                     'strategy = "single"\n')  # fmt: skip
     [trial] = run(definition.read(file), studies / "a", preparing())
-    assert main.run(["runs", str(studies), "--json"]) == 0
-    [listed] = map(json.loads, capsys.readouterr().out.splitlines())
+    [listed] = map(json.loads, ask(["runs", str(studies), "--json"]).out.splitlines())
     assert (listed["seed"], listed["accuracy"]) == (3, trial.accuracy)
     assert trial.accuracy
     next(studies.glob("a/trials/*/*/trial.json")).write_text("{")
-    assert main.run(["runs", str(studies), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "spoilt"
+    assert json.loads(ask(["runs", str(studies), "--json"]).out)["state"] == "spoilt"
 
 
 def test_runs_that_differ_in_their_seed_are_one_arm(folder: Path) -> None:

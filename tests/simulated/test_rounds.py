@@ -1,6 +1,4 @@
-"""Rounds against a plain loop over the whole training set: where N minibatches are all of it, N synchronous replicas
-make its steps.
-"""
+"""Rounds against a plain loop: where N minibatches are all data, N synchronous replicas make its steps."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ def play(strategy: Synchronous, crashes: Any = (), **options: Any) -> tuple[Obse
     task = classes(lambda: smooth().to(torch.float64), samples=SAMPLES, dtype=torch.float64)
     cluster = db.Simulated(network=LATE, compute=UNEVEN, crashes=crashes, restart_seconds=0.02)
     run = Observed(Job(task, strategy, epochs=EPOCHS, evaluate_every=0, **options), cluster)
-    accounting = Accounting(run)
-    run.simulation.run()
+    accounting = run.accounted()
     assert run.outcome == "done"
-    accounting.finish(run.outcome, run.simulation.killed)
     return run, accounting
 
 

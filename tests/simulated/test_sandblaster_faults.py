@@ -1,8 +1,4 @@
-"""In any network, whoever dies: every portion counts exactly once at every shard, and the job ends with the bits that
-it ends with in calm.
-
-What is held against the shards is plain autograd on the whole batch, at the parameters that the shards hold.
-"""
+"""Whoever dies, every portion counts exactly once at every shard, and the job ends with the bits of calm."""
 
 from __future__ import annotations
 
@@ -16,9 +12,10 @@ import msgspec
 import pytest
 import torch
 from drawn import SEEDS, in_chunks, scaled, sweep
+from oracles import smooth
 from torch import Tensor, nn
 from watching.floors import hold_floors
-from watching.observed import Observed
+from watching.observed import Observed, Watcher
 
 from distbelief.core import records
 from distbelief.core.conversations import operations
@@ -31,7 +28,7 @@ from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
 from distbelief.tasks import Task
 from distbelief.tasks.order import Order
-from distbelief.tasks.task import TensorData, as_data
+from distbelief.tasks.task import as_data
 from distbelief.testing.simulations import (
     Endings,
     attach,
@@ -53,11 +50,7 @@ FLOORS = {
 
 
 def task() -> Task:
-    chance = torch.Generator().manual_seed(7)
-    data = TensorData(
-        torch.randn(SAMPLES, 6, generator=chance).double(), torch.randint(0, 3, (SAMPLES,), generator=chance)
-    )
-    return Task(model=lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).double(), train=lambda: data)
+    return smooth(SAMPLES, torch.float64)
 
 
 def whole_gradient(x: Tensor, numbers: Tensor) -> Tensor:
@@ -69,10 +62,8 @@ def whole_gradient(x: Tensor, numbers: Tensor) -> Tensor:
     return torch.cat([p.grad.view(-1) for p in model.parameters() if p.grad is not None])
 
 
-class Accounts:
-    """Stands at every shard as it is told that an evaluation is complete, and holds its sums against the gradient of
-    the whole batch.
-    """
+class Accounts(Watcher):
+    """Holds the sums of every shard at the end of an evaluation against plain autograd on the whole batch."""
 
     def __init__(self, run: Observed, batch: int = 0) -> None:
         self._run, self._batch = run, batch
@@ -204,9 +195,7 @@ DRAWS = {"whole": draw, "split": draw_split}
 
 
 def hold(seed: int, replicas: str = "whole") -> Counter[str]:
-    """Run a seed, and hold everything that must hold; returns the ways in which it ended, and the `copies` that were
-    contributed.
-    """
+    """Hold everything of a seed; returns the ways in which it ended, and the `copies` that were contributed."""
     strategy, options, cluster = DRAWS[replicas](seed)
     run, accounts, cause = play(strategy, cluster, **options)
     if run.outcome == "done":
@@ -234,9 +223,7 @@ def test_no_fault_loses_or_repeats_a_portion_of_split_replicas(seeds: range) -> 
 @pytest.mark.parametrize("seed", [21, 36, 90])
 @pytest.mark.long
 def test_what_split_replicas_waited_for_for_ever(seed: int) -> None:
-    """A partition that follows and has lost its shard asks its lead, and is told; one that dies again before the other
-    of its replica has ended begins the same life as that; and none computes on parameters of two evaluations.
-    """
+    """Who follows and has lost its shard asks its lead; who dies again begins the same life as the others."""
     hold(seed, "split")
 
 
@@ -246,13 +233,10 @@ def test_what_split_replicas_waited_for_for_ever(seed: int) -> None:
 def test_a_replica_in_the_midst_of_a_work_unit_is_told_at_once_to_begin_anew_and_to_end(
     standby: int, crashes: tuple[Crash, ...]
 ) -> None:
-    """What comes behind the welcome is for the replica that begins anew: it forgot that the job ends, and waited for
-    work for ever.
-    """
+    """What comes behind the welcome is for the replica that begins anew: it waited for work for ever."""
     strategy = Sandblaster(3, 1, 6, portion_size=4, send_every=4, tolerance=0.0, standby=standby)
     slow = Simulated(crashes=crashes, compute=ComputeModel(step=1e-3, slow={0: 300.0}), restart_seconds=1e-3)
-    run = Observed(
-        Job(task=task(), strategy=strategy, evaluate_every=0, checkpoint_every=1, snapshot_every="3"), slow
-    ).run()
+    job = Job(task(), strategy, evaluate_every=0, checkpoint_every=1, snapshot_every="3")
+    run = Observed(job, slow).run()
     assert run.outcome == "done"
     assert run.told(records.Rewound)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from oracles import classes, mlp, smooth
 from torch import nn
-from watching.observed import Observed
+from watching.observed import Observed, Watcher
 
 from distbelief.core import records
 from distbelief.core.conversations import operations, pushing
@@ -22,23 +23,14 @@ from distbelief.places.simulated.simulated import Simulated
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.evaluating import BatchWindows
 from distbelief.tasks import Task
-from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import attach
 
 
-def task(samples: int = 83, dropout: float = 0.0) -> Task:
-    chance = torch.Generator().manual_seed(7)
-    data = TensorData(
-        torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance)
-    )
-
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Dropout(dropout), nn.Linear(10, 3)).double()
-
-    return Task(model=model, train=lambda: data, test=lambda: data)
+def task(samples: int = 83) -> Task:
+    return smooth(samples, torch.float64)
 
 
-class Traffic:
+class Traffic(Watcher):
     """What is dealt, sent and told, in order."""
 
     def __init__(self, run: Observed) -> None:
@@ -55,8 +47,6 @@ class Traffic:
         elif isinstance(message, operations.Operate) and to == "shard 0":
             self.operations.append(message)
 
-    def delivered(self, sender: str, to: str, message: Message) -> None: ...
-
     def lasted(self, evaluation: int) -> float:
         """Seconds from dealing the first work unit of an evaluation to dealing the first of the next."""
         first = {
@@ -66,30 +56,19 @@ class Traffic:
         return first[evaluation + 1] - first[evaluation]
 
 
-def play(
-    cluster: Simulated | None = None, task: Task | None = None, shared: dict[str, Any] | None = None, **options: Any
-) -> tuple[Observed, Traffic]:
+def play(cluster: Simulated | None = None, of: Task | None = None, **options: Any) -> tuple[Observed, Traffic]:
     strategy = Sandblaster(**{"iterations": 6, "portion_size": 4, "send_every": 2, "deterministic": True, **options})
-    job = Job(
-        task=task or globals()["task"](),
-        strategy=strategy,
-        **{"evaluate_every": 0, "checkpoint_every": 0, **(shared or {})},
-    )
-    run = Observed(job, cluster)
+    run = Observed(Job(of or task(), strategy, evaluate_every=0, checkpoint_every=0), cluster)
     traffic = Traffic(run)
     run.simulation.run()
     return run, traffic
 
 
 def test_a_batch_is_cut_into_portions_and_these_into_work_units() -> None:
-    _, traffic = play(replicas=1, portion_size=10, send_every=3)
+    run, traffic = play(replicas=1, portion_size=10, send_every=3)
     first = [one.work_unit.portion for _, _, one in traffic.dealt if one.evaluation == 1]
     assert [(portion.first, portion.count) for portion in first] == [(0, 3), (3, 3), (6, 3)]
-    steps = [
-        record
-        for record in play(replicas=1, portion_size=10, send_every=3)[0].records
-        if isinstance(record, records.Stepped)
-    ]
+    steps = run.told(records.Stepped)
     assert [(step.steps, step.samples) for step in steps[:3]] == [(3, 30), (3, 30), (3, 23)]
 
 
@@ -101,16 +80,15 @@ def test_parameters_are_fetched_once_for_an_evaluation() -> None:
 
 
 def test_a_fast_replica_takes_more() -> None:
-    _, traffic = play(
-        Simulated(compute=ComputeModel(spread="constant", slow={0: 4.0})), task=task(640), replicas=2, backup_portions=0
-    )
+    slow = Simulated(compute=ComputeModel(spread="constant", slow={0: 4.0}))
+    _, traffic = play(slow, task(640), replicas=2, backup_portions=0)
     shares = Counter(to for _, to, one in traffic.dealt if one.evaluation == 3)
     assert 3 < shares["replica 1"] / shares["replica 0"] < 5
 
 
 def test_backup_portions_save_a_batch_from_a_straggler() -> None:
     slow = Simulated(compute=ComputeModel(spread="constant", slow={0: 50.0}))
-    with_backup, without = (play(slow, task=task(160), replicas=4, backup_portions=count) for count in (1, 0))
+    with_backup, without = (play(slow, task(160), replicas=4, backup_portions=count) for count in (1, 0))
     assert with_backup[1].lasted(3) < 0.2 * without[1].lasted(3)
     assert with_backup[0].vector() == without[0].vector()
     copies = [sum(record.copies for record in run.told(records.Iterated)) for run, _ in (with_backup, without)]
@@ -120,40 +98,25 @@ def test_backup_portions_save_a_batch_from_a_straggler() -> None:
 
 def test_a_search_that_fails_begins_anew_from_the_steepest_descent_and_says_so() -> None:
     """In float32, close to the minimum, the loss is rounded to more than a step can lower it by."""
-    single = dataclasses.replace(task(), model=lambda: nn.Linear(6, 3), train=lambda: TensorData(*rounded()))
-    run, _ = play(task=single, iterations=60, tolerance=0.0)
+    run, _ = play(of=classes(lambda: nn.Linear(6, 3), 83), iterations=60, tolerance=0.0)
     notes = [record.text for record in run.told(records.Note)]
     assert any("restarts with steepest descent" in note for note in notes)
     ended = next(record.reason for record in run.told(records.Finished))
     assert "no step along the steepest descent lowers the loss" in ended
 
 
-def rounded() -> tuple[torch.Tensor, torch.Tensor]:
-    chance = torch.Generator().manual_seed(7)
-    return torch.randn(83, 6, generator=chance), torch.randint(0, 3, (83,), generator=chance)
-
-
 def test_one_round_of_dot_products_is_6m_and_a_direction_2m_and_one_coefficients() -> None:
     _, traffic = play(iterations=30, history=5)
-    learnt = [
-        command
-        for message in traffic.operations
-        for command in message.commands
-        if isinstance(command, operations.Dots)
-    ]
-    made = [
-        command
-        for message in traffic.operations
-        for command in message.commands
-        if isinstance(command, operations.Combine) and command.into == "d"
-    ]
+    said = [command for message in traffic.operations for command in message.commands]
+    learnt = [command for command in said if isinstance(command, operations.Dots)]
+    made = [command for command in said if isinstance(command, operations.Combine) and command.into == "d"]
     assert statistics.mode(len(dots.pairs) for dots in learnt if len(dots.pairs) > 1) == 6 * 5
     assert statistics.mode(len(combine.terms) for combine in made) == 2 * 5 + 1
 
 
 def test_dropout_draws_the_same_for_a_portion_in_every_evaluation() -> None:
     """So the loss is a function of the parameters, and the line search can go down it."""
-    run, _ = play(task=task(dropout=0.5), iterations=20)
+    run, _ = play(of=classes(lambda: mlp().double(), 83, dtype=torch.float64), iterations=20)
     losses = [record.loss for record in run.told(records.Iterated)]
     assert losses == sorted(losses, reverse=True)
     assert run.vector() != play(iterations=20)[0].vector()
@@ -162,7 +125,7 @@ def test_dropout_draws_the_same_for_a_portion_in_every_evaluation() -> None:
 def test_batch_norm_is_refused_with_the_reason() -> None:
     normed = dataclasses.replace(task(), model=lambda: nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double())
     with pytest.raises(UsageError, match=r"BatchNorm1d '1': .* not the sum over its portions"):
-        play(task=normed)
+        play(of=normed)
 
 
 def test_windows_that_cannot_overlap_are_refused() -> None:
@@ -179,9 +142,7 @@ def test_a_loss_that_is_no_number_ends_the_job() -> None:
 def test_the_result_counts_what_was_done() -> None:
     run, _ = play(iterations=9)
     told = run.told(records.Iterated)
-    strategy = Sandblaster(iterations=9, portion_size=4, send_every=2, deterministic=True)
-    job = Job(task(), strategy, evaluate_every=0, checkpoint_every=0)
-    result = Simulated().run(job)
+    result = Simulated().run(run.simulation.job)
     descent = result["descent"]
     assert descent["iterations"] == 9 == told[-1].iteration
     assert descent["evaluations"] == sum(record.evaluations for record in told)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from drawn import some
+from oracles import classes
 from split_jobs import state_of
 from torch import Tensor, nn
 from watching.observed import Observed
@@ -58,29 +58,19 @@ def valley(size: int = 40) -> Task:
     return Task(model=lambda: Point(start), train=lambda: data, loss=rosenbrock)
 
 
-def classes(model: Callable[[], nn.Module], samples: int = 203) -> Task:
-    chance = torch.Generator().manual_seed(7)
-    data = TensorData(
-        torch.randn(samples, 6, generator=chance).double(), torch.randint(0, 3, (samples,), generator=chance)
-    )
-    return Task(model=model, train=lambda: data)
-
-
 CASES = {
     "rosenbrock": valley,
-    "logistic": lambda: classes(lambda: nn.Linear(6, 3).double()),
-    "mlp": lambda: classes(lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double()),
+    "logistic": lambda: classes(lambda: nn.Linear(6, 3).double(), 203, dtype=torch.float64),
+    "mlp": lambda: classes(
+        lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double(), 203, dtype=torch.float64
+    ),
 }
 
 
 def job(task: Task, iterations: int, **options: Any) -> Job:
     shared = {"portion_size": 5, "send_every": 3, "tolerance": 0.0, "replicas": 3, "shards": 2}
-    return Job(
-        task=task,
-        strategy=Sandblaster(iterations=iterations, **{**shared, **options}),
-        evaluate_every=0,
-        checkpoint_every=0,
-    )
+    strategy = Sandblaster(iterations=iterations, **{**shared, **options})
+    return Job(task, strategy, evaluate_every=0, checkpoint_every=0)
 
 
 def train(task: Task, iterations: int, cluster: Simulated | None = None, **options: Any) -> Tensor:
@@ -107,9 +97,7 @@ SPLITS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("split", "method", "batch_size"), some(product(SPLITS, ["lbfgs", "cg"], [0, 60])))
 def test_split_replicas_make_the_iterates_of_whole_ones(split: dict[str, Any], method: str, batch_size: int) -> None:
-    """Those of which torch's L-BFGS and the plain methods are held against below; on every batch, or on some that
-    overlap.
-    """
+    """Those that are held against torch's L-BFGS below; on every batch, or on some that overlap."""
     other = of_split(method, batch_size, **split)
     for name, value in of_whole(method, batch_size).items():
         torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
@@ -220,9 +208,7 @@ class Plain:
         return self.x
 
     def windows(self, iterations: int, size: int, shared: int, portion: int, step: float) -> Tensor:
-        """Multi-batch L-BFGS: batch k is portions k (size - shared) and on; only what two batches share shows the
-        curvature.
-        """
+        """Multi-batch L-BFGS: only what two batches share shows the curvature."""
         order = Order(len(self.data), portion, 0)
 
         def numbers(first: int, count: int) -> Tensor:
@@ -298,14 +284,6 @@ def test_gradient_descent_is_the_plain_method() -> None:
     assert (
         distance(train(task, 9, method="gradient", line_search="none", step=0.3), Plain(task).steepest(9, 0.3)) < 1e-12
     )
-
-
-@pytest.mark.long
-def test_the_result_is_independent_of_the_shards() -> None:
-    task = classes(lambda: nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).double())
-    one = train(task, 6, shards=1, deterministic=True)
-    for shards in (2, 3, 5):
-        assert distance(train(task, 6, shards=shards, deterministic=True), one) < 1e-12
 
 
 def test_no_vector_leaves_its_shard_but_parameters_to_replicas_and_gradients_from_them(

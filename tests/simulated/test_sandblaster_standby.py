@@ -1,18 +1,18 @@
-"""Standbys of shards that descend: what they hold, and that a shard's death costs a job with one nothing, whenever it
-dies.
-"""
+"""Standbys of shards that descend: what they hold, and that a shard's death costs nothing, whenever it dies."""
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
-from torch import Tensor, nn
-from watching.observed import Observed
+from oracles import smooth
+from torch import Tensor
+from watching.observed import Observed, Watcher
 
 from distbelief.core import records
 from distbelief.core.conversations import membership
@@ -23,8 +23,6 @@ from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
 from distbelief.strategies import Sandblaster
-from distbelief.tasks import Task
-from distbelief.tasks.task import TensorData
 from distbelief.testing.simulations import Endings
 from distbelief.transport.cluster_model import NetworkModel
 
@@ -36,54 +34,28 @@ KINDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def task(dtype: torch.dtype = torch.float64) -> Task:
-    chance = torch.Generator().manual_seed(7)
-    data = TensorData(
-        torch.randn(SAMPLES, 6, generator=chance).to(dtype), torch.randint(0, 3, (SAMPLES,), generator=chance)
-    )
-    return Task(
-        model=lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype), train=lambda: data
-    )
-
-
-def stage(*crashes: Crash, task: Task | None = None, **options: Any) -> Observed:
+def stage(*crashes: Crash, dtype: torch.dtype = torch.float64, **options: Any) -> Observed:
     strategy = Sandblaster(3, 2, ITERATIONS, portion_size=4, send_every=2, tolerance=0.0, **{"standby": 1, **options})
-    cluster = Simulated(
-        crashes=crashes,
-        network=NetworkModel(jitter=3.0),
-        compute=ComputeModel(spread="exponential"),
-        restart_seconds=1e-3,
-    )
-    return Observed(
-        Job(task=task or globals()["task"](), strategy=strategy, evaluate_every=0, checkpoint_every=0), cluster
-    )
+    network, compute = NetworkModel(jitter=3.0), ComputeModel(spread="exponential")
+    job = Job(smooth(SAMPLES, dtype), strategy, evaluate_every=0, checkpoint_every=0)
+    return Observed(job, Simulated(network, compute, crashes, restart_seconds=1e-3))
 
 
 @functools.cache
 def calm(kind: int) -> tuple[bytes, int]:
     """The bits of a run without standbys and deaths, and how many messages its second shard sends."""
-    run, sent = stage(standby=0, **KINDS[kind]), []
-
-    class Count:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            if sender == "shard 1":
-                sent.append(message)
-
-        def delivered(self, sender: str, to: str, message: Message) -> None: ...
-
-    run.watch(Count())
+    run, sent = stage(standby=0, **KINDS[kind]), Counter[str]()
+    run.look(lambda sender, *_: sent.update([sender]))
     run.simulation.run()
-    return run.vector(), len(sent)
+    return run.vector(), sent["shard 1"]
 
 
-class Last:
+class Last(Watcher):
     """Keeps all that standbys hold when they are told to stop."""
 
     def __init__(self, run: Observed) -> None:
         self.run, self.held = run, dict[str, tuple[dict[str, Tensor], Any]]()
         run.watch(self)
-
-    def sent(self, sender: str, to: str, message: Message) -> None: ...
 
     def delivered(self, sender: str, to: str, message: Message) -> None:
         if isinstance(message, membership.Stop) and to.startswith("standby"):
@@ -95,7 +67,7 @@ class Last:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [*KINDS, {}, {"line_search": "none", "step": 3.0, "deterministic": False}], ids=str)
 def test_a_standby_holds_every_vector_of_its_shard_bit_for_bit(options: dict[str, Any], dtype: torch.dtype) -> None:
-    run = stage(task=task(dtype), **options)
+    run = stage(dtype=dtype, **options)
     last = Last(run)
     run.simulation.run()
     for index, shard in enumerate(run.simulation.shards):
@@ -111,9 +83,7 @@ def test_a_standby_holds_every_vector_of_its_shard_bit_for_bit(options: dict[str
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=lambda kind: str(KINDS[kind]))
 def test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm(kind: int) -> None:
-    """The messages with which it sends its standby what it holds are some of those at which it dies: then there is a
-    checkpoint to go back to.
-    """
+    """Also as it sends its standby what it holds: then there is a checkpoint to go back to."""
     bits, count = calm(kind)
     stood, moments = 0, some(range(1, count, 7), SEEDS // 2)
     for moment in moments:
@@ -140,10 +110,7 @@ def test_whenever_a_shard_dies_nobody_goes_back_and_the_bits_are_those_of_calm(k
 
 @pytest.mark.long
 def test_a_standby_that_comes_in_the_midst_of_an_evaluation_is_sent_what_waits_for_its_turn() -> None:
-    """A second death, right after the first: the standby of the heir has begun to follow while work units were summed
-    in
-    order.
-    """
+    """The standby of the heir has begun to follow while work units were summed in order."""
     bits, count = calm(0)
     twice = 0
     for first, second in some(product(range(20, count, 13), (12, 20, 28))):

@@ -80,7 +80,6 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 if not (at and at[0] is batch):
                     at[:], coming[:] = [batch], order(role, batch)
                 computed = inner(batch, answer)
-                assert computed is not None
                 if not coming:
                     return Computed(None, computed.samples, 0.0, held=True)
                 return msgspec.structs.replace(computed, model=coming.pop(0), loss=None)
@@ -216,7 +215,6 @@ def test_who_comes_to_rounds_takes_part_when_a_minibatch_begins() -> None:
         policy.push(key, clock, 8, 0)
         due = policy.due()
         if clock < 2:
-            assert due is not None
             assert (due.model, policy.admitted()) == (model, [])  # type: ignore[union-attr]  # an update, no drop
     assert due is None, "a round was made without one who takes part in it"
     assert policy.admitted() == [("replica 1", 2)]

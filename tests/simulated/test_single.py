@@ -1,6 +1,4 @@
-"""Every option of the plain loop does something; and what it leaves, a job with shards goes on with, and the other way
-round.
-"""
+"""Every option of the plain loop does something; what it leaves, a job with shards goes on with, and back."""
 
 from __future__ import annotations
 
@@ -50,7 +48,6 @@ def test_the_rate_of_one_process_grows_with_its_minibatch(scaling: str, factor: 
 def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
     """The newest checkpoint of a run, what stands on it, and its arrays as one shard would hold them."""
     latest = Checkpoints(folder).latest()
-    assert latest is not None
     manifest = read_manifest(latest)
     whole = msgspec.structs.replace(manifest.plan, assignments=cut(manifest.plan.layout, 1, 1))
     return latest, manifest, load_part(latest, whole, 0)[0]
@@ -59,9 +56,7 @@ def held(folder: Path) -> tuple[Path, Manifest, dict[str, torch.Tensor]]:
 def oracle(
     task: Task, arrays: dict[str, torch.Tensor], optimizer: str, epoch: int, masters: bool
 ) -> dict[str, torch.Tensor]:
-    """What a plain loop, with float32 masters or without, makes of the parameters and states of a checkpoint in one
-    epoch more.
-    """
+    """What a plain loop makes of the parameters and states of a checkpoint in one epoch more."""
     [parameter] = task.model().parameters()
     model, dtype, shape = task.model(), parameter.dtype, parameter.shape
     values = arrays["vector.moving"].view(dtype)[: parameter.numel()]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drawn import SEEDS, some
-from oracles import classes, mlp
+from oracles import classes, mlp, smooth
 from torch import nn
-from watching.observed import Observed
+from watching.observed import Look, Observed, Watcher
 
 from distbelief.core import records
 from distbelief.core.conversations import membership, mirroring, pushing
@@ -24,10 +23,8 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash
-from distbelief.server.standby import Standby
 from distbelief.strategies import Bounded, Downpour, Softsync, Synchronous
 from distbelief.strategies.parameter_server.options import Served
-from distbelief.testing.accounting import Accounting
 from distbelief.testing.simulations import Endings
 from distbelief.transport.cluster_model import NetworkModel
 
@@ -42,29 +39,17 @@ def name(strategy: Any) -> str:
     return f"{strategy.name} {getattr(strategy, 'prefetch', '')}{getattr(strategy, 'backup_workers', '')}"
 
 
-def play(strategy: Served, *crashes: Crash, **options: Any) -> tuple[Observed, Accounting]:
-    model = options.pop("model", lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)))
+def play(strategy: Served, *crashes: Crash, **options: Any) -> Observed:
     cluster = options.pop("cluster", None) or Simulated(
         crashes=crashes, network=NetworkModel(jitter=3.0), compute=ComputeModel(spread="exponential")
     )
-    job = Job(
-        task=classes(model, samples=83),
-        strategy=strategy,
-        **{"epochs": 3, "batch_size": 4, "evaluate_every": 0, **options},
-    )
-    run = Observed(job, cluster)
-    accounting = Accounting(run)
-    run.simulation.run()
-    accounting.finish(run.outcome, run.simulation.killed)
-    return run, accounting
+    usual = {"epochs": 3, "batch_size": 4, "evaluate_every": 0}
+    run = Observed(Job(smooth(83), strategy, **{**usual, **options}), cluster)
+    run.accounted()
+    return run
 
 
-def standbys(run: Observed) -> list[Standby]:
-    players = run.simulation.driver._players
-    return [players[role].machine for role in sorted(players) if role.startswith("standby")]  # type: ignore[misc]
-
-
-class Last:
+class Last(Watcher):
     """Keeps the standbys of a run as they are when they are told to stop."""
 
     def __init__(self, run: Observed) -> None:
@@ -75,9 +60,6 @@ class Last:
         if isinstance(message, membership.Stop) and to.startswith("standby"):
             standby: Any = self.run.simulation.driver._players[to].machine
             self.held[to] = standby.following.held.arrays(), standby.following.shard
-
-    def delivered(self, sender: str, to: str, message: Message) -> None:
-        """What is delivered changes nothing here."""
 
 
 OPTIMIZERS = [optim("sgd"), optim("momentum"), optim("adagrad"), optim("adam"), optim("rmsprop")]
@@ -112,7 +94,7 @@ def test_a_standby_holds_what_its_shard_holds_bit_for_bit(strategy: Served) -> N
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=name)
 @pytest.mark.parametrize("moment", some(range(20, 62, 3), SEEDS // 3))
 def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(strategy: Served, moment: int) -> None:
-    run, _ = play(strategy, Crash("shard 1", moment))
+    run = play(strategy, Crash("shard 1", moment))
     assert run.outcome == "done"
     assert [record.role for record in run.told(records.Succeeded)] == ["shard 1"]
     assert not run.told(records.Forgotten, records.Rewound)
@@ -121,7 +103,7 @@ def test_a_shard_that_dies_loses_nothing_and_nobody_goes_back(strategy: Served, 
 
 
 def test_a_standby_that_dies_costs_nothing_and_another_comes() -> None:
-    run, _ = play(Downpour(3, 2, standby=1), Crash("standby 0", 30), cluster=None)
+    run = play(Downpour(3, 2, standby=1), Crash("standby 0", 30))
     assert run.outcome == "done"
     vacant = [(record.role, record.incarnation) for record in run.told(records.Vacant)]
     assert vacant == [("standby 0", 1)]
@@ -130,34 +112,37 @@ def test_a_standby_that_dies_costs_nothing_and_another_comes() -> None:
 def test_one_death_after_another_in_one_place() -> None:
     deaths = (Crash("shard 0", 40), Crash("shard 0", 40), Crash("shard 0", 40))
     cluster = Simulated(crashes=deaths, restart_seconds=1e-3)
-    run, _ = play(Synchronous(2, 2, standby=1), cluster=cluster, epochs=6)
+    run = play(Synchronous(2, 2, standby=1), cluster=cluster, epochs=6)
     assert run.outcome == "done"
     assert run.simulation.shards[0].version.incarnation == 3
     assert not run.told(records.Rewound)
 
 
+def confirms(kept: list[int]) -> Look:
+    """Have the number of what a standby has confirmed last be kept."""
+
+    def delivered(_sender: str, _to: str, message: Message) -> None:
+        if isinstance(message, mirroring.Confirmed):
+            kept[0] = message.number
+
+    return delivered
+
+
 @pytest.mark.long
 def test_nothing_is_acknowledged_that_the_standby_has_not_confirmed() -> None:
-    """From when the coordinator would have a standby take over, each push that a replica is told of was confirmed
-    before it was told.
-    """
+    """Each push that a replica is told of was confirmed before, from when a standby would take over."""
     job = Job(task=classes(mlp, samples=83), strategy=Downpour(3, 1, standby=1), batch_size=4, evaluate_every=0)
     run = Observed(job, Simulated(network=NetworkModel(jitter=5.0)))
     copied: dict[tuple[str, int], int] = {}
     kept, told = [0], list[bool]()
 
-    class Watch:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, mirroring.Copied):
-                copied[message.keys[0].who, message.keys[0].clock] = message.number
-            elif isinstance(message, pushing.Pushed) and (to, message.clock) in copied:
-                told.append(copied[to, message.clock] <= kept[0])
+    def sent(_sender: str, to: str, message: Message) -> None:
+        if isinstance(message, mirroring.Copied):
+            copied[message.keys[0].who, message.keys[0].clock] = message.number
+        elif isinstance(message, pushing.Pushed) and (to, message.clock) in copied:
+            told.append(copied[to, message.clock] <= kept[0])
 
-        def delivered(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, mirroring.Confirmed):
-                kept[0] = message.number
-
-    run.watch(Watch())
+    run.look(sent, confirms(kept))
     run.simulation.run()
     assert len(told) > 15
     assert all(told)
@@ -170,23 +155,18 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(strategy: Served) -
     run = Observed(job, Simulated(network=NetworkModel(jitter=5.0)))
     floors, kept, told = dict[int, int](), [0], 0
 
-    class Watch:
-        def sent(self, sender: str, to: str, message: Message) -> None:
-            nonlocal told
-            if isinstance(message, mirroring.StateSent | mirroring.Copied | mirroring.Decided):
-                floors[message.number] = message.floor
-            elif isinstance(message, pushing.Fetched) and floors and message.floor:
-                confirmed = max((floor for number, floor in floors.items() if number <= kept[0]), default=-1)
-                assert kept[0] < min(floors) or message.floor <= confirmed, (
-                    f"{to} is told of {message.floor}, the standby of {confirmed}"
-                )
-                told += 1
+    def sent(_sender: str, to: str, message: Message) -> None:
+        nonlocal told
+        if isinstance(message, mirroring.StateSent | mirroring.Copied | mirroring.Decided):
+            floors[message.number] = message.floor
+        elif isinstance(message, pushing.Fetched) and floors and message.floor:
+            confirmed = max((floor for number, floor in floors.items() if number <= kept[0]), default=-1)
+            assert kept[0] < min(floors) or message.floor <= confirmed, (
+                f"{to} is told of {message.floor}, the standby of {confirmed}"
+            )
+            told += 1
 
-        def delivered(self, sender: str, to: str, message: Message) -> None:
-            if isinstance(message, mirroring.Confirmed):
-                kept[0] = message.number
-
-    run.watch(Watch())
+    run.look(sent, confirms(kept))
     run.simulation.run()
     assert run.outcome == "done"
     assert told > 10
@@ -194,16 +174,13 @@ def test_no_floor_is_told_that_the_standby_has_not_confirmed(strategy: Served) -
 
 @pytest.mark.parametrize("lost", [8, 14])
 def test_what_was_held_when_a_standby_came_is_in_a_round_of_its_own(lost: int) -> None:
-    """A standby that comes in the midst of a round is not sent the pushes that are held for it; when it is the shard,
-    they come again.
-    """
+    """The pushes that are held for a round are not sent to it; when it is the shard, they come again."""
     slow = ComputeModel(spread="constant", slow={2: 50.0})  # so that two pushes are held nearly always
     for fallen in some(range(20, 50), SEEDS // 2):
         cluster = Simulated(
             crashes=(Crash("standby 0", lost), Crash("shard 0", fallen)), compute=slow, restart_seconds=1e-3
         )
-        run, _ = play(Synchronous(3, 1, standby=1), cluster=cluster, epochs=1)
-        assert run.outcome == "done"
+        assert play(Synchronous(3, 1, standby=1), cluster=cluster, epochs=1).outcome == "done"
 
 
 @pytest.mark.parametrize("kind", [Downpour, Synchronous, Softsync, Bounded])
@@ -212,20 +189,16 @@ def test_once_it_mirrors_no_message_is_too_late_for_its_shard_to_die(kind: type[
     task, strategy = classes(mlp, samples=43), kind(2, 2, standby=1, restarts=0)
     job, said = Job(task=task, strategy=strategy, epochs=2, batch_size=8, snapshot_every="3"), Counter[str]()
     calm = Observed(job)
-    count = SimpleNamespace(sent=lambda sender, *_: said.update([sender]), delivered=lambda *_: None)
-    calm.watch(count)  # type: ignore[arg-type]  # a checker
+    calm.look(lambda sender, *_: said.update([sender]))
     calm.run()
     assert said["shard 0"] > 40
     deaths = [(which, message) for which in (0, 1) for message in range(1, said[f"shard {which}"] + 1)]
     for which, message in some(deaths):
         run = Observed(job, Simulated(crashes=(Crash(f"shard {which}", message),)))
-        accounting, endings = Accounting(run), Endings(run)
-        run.run()
-        died = bool(run.simulation.killed)
-        took_over = bool(run.told(records.Succeeded))
-        accounting.finish(run.outcome, run.simulation.killed)
+        endings = Endings(run)
+        run.accounted()
         cause = endings.hold()
-        if died and not took_over:
+        if run.simulation.killed and not run.told(records.Succeeded):
             assert message < 20, f"message {message}: the standby holds everything by then"
             assert cause is Cause.SHARD_SPENT
             continue

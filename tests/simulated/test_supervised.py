@@ -1,6 +1,4 @@
-"""The supervisor of a simulated job, whoever dies at whichever message: lives follow each other, and each death is told
-once.
-"""
+"""The supervisor of a simulated job: lives follow each other, and each death is told once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every role of real jobs is killed at random moments, many times: each job reaches its accuracy all the same. Minutes,
-so not in `make test`.
-"""
+"""Every role of real jobs is killed at random moments, many times: each job reaches its accuracy all the same."""
 
 from __future__ import annotations
 

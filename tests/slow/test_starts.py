@@ -1,6 +1,4 @@
-"""Ctrl-C at every moment of a start: the command ends as interrupted, and leaves nothing. Minutes, so not in `make
-test`.
-"""
+"""Ctrl-C at every moment of a start: the command ends as interrupted, and leaves nothing."""
 
 from __future__ import annotations
 

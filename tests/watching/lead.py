@@ -13,9 +13,7 @@ from distbelief.testing.simulations import Observed, attach
 
 
 class Lead:
-    """Holds, at the start of every step, how far its replica is ahead of each other that takes part: in pushes made,
-    and in pushes applied.
-    """
+    """Holds, at each step, how far its replica is ahead of each other: in pushes made, and in pushes applied."""
 
     def __init__(self, run: Observed, bound: float) -> None:
         self.bound, self.most, self.steps = bound, -(10**9), 0
@@ -29,7 +27,6 @@ class Lead:
                 self._watch(role, player)
 
     def _watch(self, role: str, player: Player) -> None:
-        assert player.worker is not None
         compute, thread = player.worker.compute, self._network.endpoints[role].thread
 
         def watched(batch: Batch, answer: Answer) -> Computed | None:
@@ -60,7 +57,6 @@ class Lead:
         if self._network.endpoints[who].closed:
             return
         plan = self._run.simulation.coordinator.plan
-        assert plan is not None
         shards = [roles.shard(i) for i, own in enumerate(plan.assignments) if own.moving.size]
         self.steps += 1
         for other, tick in self.ticks.items():

@@ -125,7 +125,6 @@ class Replay:
                     assert torch.equal(here, expected), f"{to} fetched from {sender} what is not its {message.version}"
 
     def _own(self, shard: str) -> Range:
-        assert self._plan is not None
         return self._plan.assignments[roles.index_of(shard)].moving
 
     def _payload(self, sender: str, message: pushing.Push | initialising.Initialise) -> torch.Tensor:

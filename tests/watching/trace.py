@@ -13,9 +13,7 @@ from distbelief.testing.simulations import attach
 
 
 class Trace:
-    """What was delivered in a simulation, in order: moment (to a nanosecond), sender, receiver and the message's
-    frame.
-    """
+    """What was delivered in a simulation, in order: moment (to a nanosecond), sender, receiver and frame."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._clock = simulation.clock

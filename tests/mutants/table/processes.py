@@ -170,7 +170,7 @@ MUTANTS = [
         (f"{OWN_TESTS}test_a_step_has_the_samples_of_what_is_in_its_gradient",)),
     Mutant("what-a-script-unfreezes-stays-as-it-is", "script-tensors", "runtime/loop.py",
         "            if parameter.grad is not None and key in frozen:\n", "            if False:\n",
-        ("tests/processes/test_launch.py::test_what_a_script_may_not_is_refused_by_what_it_calls_and_it_may_go_on",),
+        ("tests/processes/test_plain.py::test_what_is_refused_ends_the_job_with_the_sentence[thawed-served]",),
         seconds=10),
     Mutant("what-a-script-changes-is-not-looked-at", "script-tensors", "runtime/loop.py",
         'return "the other replicas do not see it"', 'return ""',
@@ -436,10 +436,8 @@ MUTANTS = [
         )),
     Mutant("what-a-group-adds-up-stays-in-its-vector", OWNED, "strategies/grouped/whole.py",
         "covered, norms)\n        self.flat.swap(0)\n", "covered, norms)\n",
-        (
-            LAUNCH + "test_the_model_of_a_script_is_its_own_to_save_and_to_copy_and_its_buffers_may_be_assigned_anew"
-            "[allreduce]",
-        ), seconds=15),
+        ("tests/processes/test_plain.py::test_a_script_of_one_replica_is_the_plain_one[a_plain_model-allreduce]",),
+        seconds=15),
     Mutant("a-buffer-that-is-assigned-anew-is-pushed-as-it-was", OWNED, "tasks/flat.py",
         "            self._tensors = self._users.now\n", "",
         (OWN_TESTS + "test_buffers_are_pushed_as_the_module_has_them",)),
