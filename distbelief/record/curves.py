@@ -25,6 +25,8 @@ TENSORBOARD_PERIOD = 20.0
 """The same for TensorBoard, which is imported for it and opens a file each time."""
 CLOSE_SECONDS = 60.0
 """Time limit for writing the last curves at the end of a job."""
+SILENT = 10.0
+"""Seconds of this time after which the user is told what the end waits for."""
 WAITING = 50_000
 """Most points that wait to be written; after more, the oldest are lost."""
 Scalar = tuple[str, float, int, float]
@@ -141,9 +143,14 @@ class Curves:
         if not self._begun or self._broken:
             return
         end = time.monotonic() + CLOSE_SECONDS
+        told = threading.Timer(
+            SILENT, self._warn, [f"waits {CLOSE_SECONDS:g} s at most until {self._writer} are written"]
+        )
+        told.start()
         self._pass(result, CLOSE_SECONDS)
         if self._thread:
             self._thread.join(max(0.0, end - time.monotonic()))
+        told.cancel()
         if self._thread and self._thread.is_alive():
             self._warn(
                 f"{self._writer} were not written within {CLOSE_SECONDS:g} s; the curves are in metrics.jsonl too"

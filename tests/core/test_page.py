@@ -358,9 +358,9 @@ def test_a_run_that_cannot_be_read_is_told_and_read_again(error: Exception, told
     assert state_of(ask(app, "/state").json)["sentence"].startswith("Epoch 2")
 
 
-def test_a_run_without_a_folder_is_over() -> None:
+def test_a_run_without_a_folder_may_have_it_again() -> None:
     run = MadeRun()
-    made = Feed(run)
+    view, made = run.view, Feed(run)
     asyncio.run(made.look())
 
     def gone(_: float | None) -> Any:
@@ -368,7 +368,11 @@ def test_a_run_without_a_folder_is_over() -> None:
 
     run.view = gone  # type: ignore[method-assign]
     state = state_of(ask(Page(made).app(TOKEN), "/state").json)
-    assert (state["sentence"], state["run"]["seconds"], made.running) == ("there is no run in runs/x", 90, False)
+    assert (state["sentence"], state["run"]["seconds"]) == ("there is no run in runs/x", 90)
+    assert (made.running, made.gone) == (True, True)
+    run.view = view  # type: ignore[method-assign]
+    assert state_of(ask(Page(made).app(TOKEN), "/state").json)["sentence"].startswith("Epoch 2")
+    assert (made.running, made.gone) == (True, False)
 
 
 def test_many_pages_share_a_look_at_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,9 @@ def served(run: MadeRun, port: int = 0, page: Page | None = None, **more: Any) -
 class Tab:
     """A page in the browser, and what should not happen in it."""
 
-    def __init__(self, browser: Any, address: str, width: int = 1400, scheme: str = "light") -> None:
+    def __init__(
+        self, browser: Any, address: str, width: int = 1400, scheme: str = "light", silent: int | None = None
+    ) -> None:
         # a context of its own: cookies of other tests are not sent
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.context.set_default_timeout(WAIT)
@@ -60,8 +62,15 @@ class Tab:
         self.tab.on("console", lambda message: self._hear(message))
         self.tab.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.tab.on("request", lambda request: self.asked.add(urlsplit(request.url).netloc))
+        if silent is not None:
+            self.tab.route("**/page.js", lambda route: self._patient(route, silent))
         self.tab.goto(address)
         self.tab.wait_for_selector("#members tr")
+
+    def _patient(self, route: Any, silent: int) -> None:
+        """Let the page give up a server that has said nothing for so many milliseconds."""
+        answer = route.fetch()
+        route.fulfill(response=answer, body=answer.text().replace("SILENT = 40000", f"SILENT = {silent}"))
 
     def _hear(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -160,6 +169,22 @@ def test_a_page_outlives_its_server(browser: Any) -> None:
         run.run = {"running": False}
         one.until("link", "done: all epochs are done")
     one.context.close()
+
+
+def test_a_page_says_that_its_server_hangs(browser: Any) -> None:
+    run, goes_on = MadeRun(), threading.Event()
+    view = run.view
+    run.view = lambda at: (goes_on.wait(SECONDS), view(at))[1]  # type: ignore[method-assign]
+    goes_on.set()
+    with served(run) as address:
+        one = Tab(browser, address, silent=1000)
+        one.until("link", "live")
+        goes_on.clear()
+        one.until("link", "does not answer")
+        goes_on.set()
+        one.until("link", "live")
+        assert not one.wrong
+        one.context.close()
 
 
 def test_a_page_that_nobody_sees_holds_no_connection(browser: Any) -> None:

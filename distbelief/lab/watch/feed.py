@@ -58,12 +58,14 @@ class Feed:
         self._reader = reader
         self._looking, self._looked = asyncio.Lock(), -PERIOD
         self._state: Json = {}
+        self.gone = False
+        """Whether there was no run folder at the last look."""
         self._start, self._number = secrets.token_hex(4), 0  # names of another process are not taken for these
         self._patches: deque[FeedPart] = deque(maxlen=KEPT)
 
     @property
     def running(self) -> bool:
-        """Return whether the run was running when it could be read last; one without a folder is over."""
+        """Return whether the run was running when it could be read last."""
         return bool(self._state.get("run", {}).get("running", True))
 
     async def look(self) -> None:
@@ -76,11 +78,9 @@ class Feed:
             if time.monotonic() < self._looked + PERIOD:
                 return
             try:
-                state = await self._view(None)
-            except UsageError as error:  # the folder is gone
-                state = self._state | {"sentence": str(error), "run": self._state.get("run", {}) | {"running": False}}
-            except DistbeliefError as error:  # a job that hangs is still shown
-                state = self._state | {"sentence": str(error)}
+                state, self.gone = await self._view(None), False
+            except DistbeliefError as error:  # a job that hangs is still shown; one without a folder makes it again
+                state, self.gone = self._state | {"sentence": str(error)}, isinstance(error, UsageError)
             self._looked = time.monotonic()
             if patch := changes(self._state, state):
                 self._state, self._number = state, self._number + 1

@@ -100,7 +100,7 @@ async def _until_end(server: uvicorn.Server, listener: socket.socket, feed: Feed
         await asyncio.wait([serving], timeout=UNSEEN_SECONDS if stay is None else min(UNSEEN_SECONDS, stay + PERIOD))
         if stay is not None:
             await feed.look()
-            ended = None if feed.running else (ended or time.monotonic())
+            ended = None if feed.running and not feed.gone else (ended or time.monotonic())
             server.should_exit = ended is not None and time.monotonic() > ended + stay
     await serving
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from distbelief.core import records, roles
 from distbelief.places.attempt import Attempt
@@ -22,23 +23,23 @@ class ResourcesMeter:
     """Meter of the resources of a job."""
 
     def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
-        self._last: records.Resources | None = None
-        self._moment = 0.0
+        self.attempt = attempt
+        self.last: records.Resources | None = None
+        self.moment = 0.0
 
     def look(self, now: float, lives: Iterable[Child | RemoteLife]) -> None:
         """Record the resources if they have shrunk or the last record is old; lives on other hosts do not count."""
         free, whole = limits.memory()
         free_disk = disk = 0
-        if self._attempt.folder:
+        if self.attempt.folder:
             with contextlib.suppress(OSError):  # the folder may be gone
-                disk, _, free_disk = shutil.disk_usage(self._attempt.folder.path)
-        last = self._last
+                disk, _, free_disk = shutil.disk_usage(self.attempt.folder.path)
+        last = self.last
         lasts = last and free >= SHRUNK * last.free_memory and free_disk >= SHRUNK * last.free_disk
-        if lasts and now < self._moment + PERIOD:
+        if lasts and now < self.moment + PERIOD:
             return
         here = [life.role for life in lives if isinstance(life, Child)]
         computing = sum(role == roles.SINGLE or roles.is_replica(role) for role in here)
-        threads = computing * self._attempt.job.threads
-        self._last, self._moment = records.Resources(limits.cores(), threads, free, whole, free_disk, disk), now
-        self._attempt.record(now, roles.SUPERVISOR, self._last)
+        threads = computing * self.attempt.job.threads
+        self.last, self.moment = records.Resources(limits.cores(), threads, free, whole, free_disk, disk), now
+        self.attempt.record(now, roles.SUPERVISOR, self.last)

@@ -79,7 +79,7 @@ MUTANTS = [
         "                os.dup2(nowhere.fileno(), 2)\n", "",
         (WATCH + "test_a_job_shows_its_page_and_does_not_wait_for_it",), seconds=30, hangs=True),
     Mutant("a-page-stays-for-ever", ALONE, "lab/watch/serving.py",
-        "ended = None if feed.running else (ended or time.monotonic())", "ended = None",
+        "ended = None if feed.running and not feed.gone else (ended or time.monotonic())", "ended = None",
         (WATCH + "test_the_newest_run_is_the_one_that_is_meant",), seconds=10, hangs=True),
     Mutant("a-loss-that-was-high-once-rises", WRONG, RULES,
         "min(losses[:-LAST]), min(losses[-LAST:])", "min(losses[:-LAST]), max(losses)",

@@ -64,7 +64,7 @@ const listen = () => {
   const source = new EventSource(`events?after=${name}`);
   let fails = 0, came = false, timer = 0;
   const close = () => { source.close(); clearTimeout(timer); };
-  const giveUp = () => { close(); hush = null; poll(came); };
+  const giveUp = () => { close(); hush = null; lose(); poll(came); };
   hush = close;
   const hear = event => {
     fails = 0; came = true; tell("live");
@@ -81,7 +81,7 @@ document.onvisibilitychange = () => { if (hush && !last) document.hidden ? hush(
 // a server that is back is listened to again; where streams do not pass, it is asked again and again
 const poll = async streams => {
   try {
-    const answer = await fetch(`state?after=${name}`);
+    const answer = await fetch(`state?after=${name}`, {signal: AbortSignal.timeout(SILENT)});
     if (answer.status === 403) return tell("The token is no longer valid: open the new address of this page", true);
     if (!answer.ok) throw new Error(answer.status);
     for (const part of await answer.json()) take(...part);
