@@ -19,13 +19,13 @@ SHRUNK = 0.8
 """Ratio of free memory or disk to that of the last record, below which there is another at once."""
 
 
+@dataclass
 class ResourcesMeter:
     """Meter of the resources of a job."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self.attempt = attempt
-        self.last: records.Resources | None = None
-        self.moment = 0.0
+    attempt: Attempt
+    last: records.Resources | None = None
+    moment: float = 0.0
 
     def look(self, now: float, lives: Iterable[Child | RemoteLife]) -> None:
         """Record the resources if they have shrunk or the last record is old; lives on other hosts do not count."""
