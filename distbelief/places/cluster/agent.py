@@ -27,7 +27,7 @@ from distbelief.places.cluster import launched, network
 from distbelief.places.join import ticket
 from distbelief.places.place import Ended, Event, Unable
 from distbelief.places.processes import forkserver
-from distbelief.places.processes.processes import Child, Processes
+from distbelief.places.processes.processes import Child, Processes, here
 from distbelief.record import limits
 from distbelief.strategies import find
 from distbelief.transport.addresses import own_addresses
@@ -123,7 +123,7 @@ class Agent:
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
         """Return the spec of a process: the part that the supervisor sent, and the part of this host."""
-        from distbelief.places.processes.spec import Opening, Spec, here
+        from distbelief.places.processes.spec import Opening, Spec
 
         packed = self._specs.pop((role, incarnation))
         find(msgspec.msgpack.decode(packed, type=Opening).strategy)

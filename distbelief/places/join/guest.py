@@ -22,9 +22,8 @@ from distbelief.places.messages import ChannelMessage, Failed, JoinGrant, JoinRe
 from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.options import host_towards
-from distbelief.places.processes.processes import Child, Processes
+from distbelief.places.processes.processes import Child, Processes, here
 from distbelief.places.processes.script import check_file
-from distbelief.places.processes.spec import here
 from distbelief.places.supervisor import Supervisor
 from distbelief.strategies import find
 from distbelief.transport.addresses import cut

@@ -27,8 +27,7 @@ from distbelief.places.messages import Failed, Predicted, PredictionReady, Predi
 from distbelief.places.prediction.worker import HEADER_ROOM, PredictionSpec, is_file, main
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.lending import lend
-from distbelief.places.processes.processes import GRACE
-from distbelief.places.processes.spec import here
+from distbelief.places.processes.processes import GRACE, here
 from distbelief.record.folder import written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -256,6 +257,14 @@ class Processes:
             self._hear_printed(child, last=True)
             child.channel.connection.close()
         self._children.clear()
+
+
+def here() -> dict[str, Any]:
+    """Return the surroundings of this process, as the fields of `Surroundings` for those that it starts."""
+    folder = os.getcwd()
+    return {
+        "supervisor": os.getpid(), "path": [folder, *sys.path], "directory": folder, "environment": dict(os.environb),
+    }  # fmt: skip
 
 
 def _reap(child: Child) -> None:

@@ -50,10 +50,10 @@ from distbelief.places.place import (
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.options import LocalOptions, host_and_port, is_loopback
 from distbelief.places.processes.output import Logs
-from distbelief.places.processes.processes import Hooks, Life, Processes
+from distbelief.places.processes.processes import Hooks, Life, Processes, here
 from distbelief.places.processes.resources import ResourcesMeter
 from distbelief.places.processes.script import name_of
-from distbelief.places.processes.spec import Spec, here
+from distbelief.places.processes.spec import Spec
 from distbelief.places.supervisor import Supervisor
 from distbelief.record import limits
 from distbelief.record.journal import LIMIT as JOURNAL_LIMIT

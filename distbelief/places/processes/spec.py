@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Any
-
 import msgspec
 
 from distbelief.core.portions import ANEW, StartingPoint
@@ -31,14 +27,6 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     (paths, CUDA_VISIBLE_DEVICES, tokens). They go through the pipe that starts the process, and so stay on this
     machine.
     """
-
-
-def here() -> dict[str, Any]:
-    """Return the surroundings of this process, a supervisor, by the names of their fields."""
-    folder = os.getcwd()
-    return {
-        "supervisor": os.getpid(), "path": [folder, *sys.path], "directory": folder, "environment": dict(os.environb),
-    }  # fmt: skip
 
 
 class Opening(Surroundings, frozen=True, kw_only=True):
