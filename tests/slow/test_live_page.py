@@ -300,6 +300,12 @@ def test_a_simulated_job_is_played_again_on_its_own_clock(browser: Any, tmp_path
         one.until("play", "Play")
         assert one.number("samples") == whole
         assert not one.wrong
+        run.rename(tmp_path / "elsewhere")
+        one.tab.keyboard.press("Home")
+        one.until("link", "cannot be read")
+        (tmp_path / "elsewhere").rename(run)
+        one.tab.keyboard.press("ArrowRight")
+        one.until("link", "done: all epochs are done")
         one.context.close()
 
 

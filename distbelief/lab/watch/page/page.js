@@ -52,9 +52,10 @@ const take = (id, kind, part) => {
 
 const tell = (text, lost = false) => { write($("link"), text); $("link").className = lost ? "lost" : ""; };
 const lose = () => tell("The page's server does not answer; trying again", true);
+const tellEnd = run => tell([run.outcome, run.reason].filter(Boolean).join(": ") || "ended");
 const end = () => {
   const run = state.run || {};
-  tell([run.outcome, run.reason].filter(Boolean).join(": ") || "ended");
+  tellEnd(run);
   last = state;
   $("replay").hidden = !run.seconds;
   $("at").max = $("at").value = run.seconds || 0;
@@ -112,7 +113,8 @@ const replay = async () => {
   fetching = true;
   for (let now; (now = wanted) !== null;) {
     wanted = null;
-    try { state = now < last.run.seconds ? await (await fetch(`state/${now.toFixed(3)}`)).json() : last; } catch { lose(); }
+    try { state = now < last.run.seconds ? await (await fetch(`state/${now.toFixed(3)}`)).json() : last; tellEnd(last.run); }
+    catch { tell("The run cannot be read at this moment", true); }
     show();
   }
   fetching = false;
