@@ -262,7 +262,9 @@ def _beside(e: Evidence) -> Iterator[Diagnosis]:
     remedies = [f"--checkpoint-every {2 * e.count('checkpoint_every')}", "--snapshot-every 5min"]
     if what == "evaluations":
         remedies = [f"--evaluate-every {f'{2 * batches}minibatches' if batches else 2 * e.count('evaluate_every')}"]
-    yield e.diagnosis("beside", f"{what} take {_percent(spent[what])} of the time", {what: spent[what]}, remedies)
+    level = Level.WRONG if e.sums.beside[what] >= GRACE else Level.ADVICE  # a short job has lost little
+    sentence = f"{what} take {_percent(spent[what])} of the time"
+    yield e.diagnosis("beside", sentence, {what: spent[what]}, remedies, level)
 
 
 def _alone(e: Evidence) -> Iterator[Diagnosis]:

@@ -12,7 +12,7 @@ from distbelief.cli.options import arguments
 from distbelief.core import records as r
 from distbelief.core.records import Cause
 from distbelief.core.settings import flat
-from distbelief.record.diagnosis import GRACE, Diagnosis, diagnose
+from distbelief.record.diagnosis import GRACE, Diagnosis, Level, diagnose
 from distbelief.record.live import summary as lines
 from distbelief.record.summary import Summary
 from distbelief.record.timeline import Timeline
@@ -158,6 +158,14 @@ def test_evaluations_count_where_they_hold_the_training_up() -> None:
     assert found(SETTINGS["allreduce"], "evaluations").keys() == {"beside"}
     assert found(SETTINGS["downpour"], "evaluations") == {}
     assert found(SETTINGS["downpour"], "checkpoints").keys() == {"beside"}
+
+
+def test_a_short_job_is_advised_of_what_a_long_one_does_wrong() -> None:
+    for seconds, level in ((4.0, Level.ADVICE), (6.0, Level.WRONG)):
+        happened = [*trained(4, [2.0, 1.5]), r.Checkpointed(1, "", seconds), steps(0, 1.0)]
+        _, sums, _ = played(SETTINGS["downpour"], happened)
+        sums.seconds = 20.0
+        assert [one.level for one in diagnose(sums)] == [level]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
