@@ -196,6 +196,10 @@ def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connecti
     bridge, line = Bridge(far, near), Channel(Connection(ours.detach()), decode=OF_HOST)
     try:
         with signals.waitable() as woken:  # a launcher signals all its processes, and the first one handles the signal
+            if ends:
+                setproctitle.setproctitle("distbelief: agent")
+                if woken in multiprocessing.connection.wait([line.connection, woken, *ends]):
+                    line.say(messages.ToldToEnd(woken.recv_bytes().decode()))
             match line.hear():
                 case messages.OpenJob() as job:
                     return Agent(line, ends).run(job, woken)
