@@ -143,14 +143,13 @@ class Curves:
         if not self._begun or self._broken:
             return
         end = time.monotonic() + CLOSE_SECONDS
-        told = threading.Timer(
-            SILENT, self._warn, [f"waits {CLOSE_SECONDS:g} s at most until {self._writer} are written"]
-        )
-        told.start()
+        sentence = f"waits {CLOSE_SECONDS:g} s at most until {self._writer} are written"
+        notice = threading.Timer(SILENT, self._warn, [sentence])
+        notice.start()
         self._pass(result, CLOSE_SECONDS)
         if self._thread:
             self._thread.join(max(0.0, end - time.monotonic()))
-        told.cancel()
+        notice.cancel()
         if self._thread and self._thread.is_alive():
             self._warn(
                 f"{self._writer} were not written within {CLOSE_SECONDS:g} s; the curves are in metrics.jsonl too"

@@ -55,8 +55,7 @@ const lose = () => tell("The page's server does not answer; trying again", true)
 const tellEnd = run => tell([run.outcome, run.reason].filter(Boolean).join(": ") || "ended");
 const end = () => {
   const run = state.run || {};
-  tellEnd(run);
-  last = state;
+  tellEnd(run); last = state;
   $("replay").hidden = !run.seconds;
   $("at").max = $("at").value = run.seconds || 0;
 };
@@ -64,9 +63,8 @@ let hush = null;
 const listen = () => {
   const source = new EventSource(`events?after=${name}`);
   let fails = 0, came = false, timer = 0;
-  const close = () => { source.close(); clearTimeout(timer); };
+  const close = hush = () => { source.close(); clearTimeout(timer); };
   const giveUp = () => { close(); hush = null; lose(); poll(came); };
-  hush = close;
   const hear = event => {
     fails = 0; came = true; tell("live");
     clearTimeout(timer); timer = setTimeout(giveUp, SILENT);
@@ -178,8 +176,7 @@ const rows = (table, items, kinds, fill, made = () => {}) => {
   const now = items.map(([key]) => {
     if (before.has(key)) return before.get(key);
     const row = make("tr", {}, make("th", {scope: "row"}, key), ...kinds.map(kind => make("td", {className: kind})));
-    row.dataset.name = key;
-    made(row, key);
+    row.dataset.name = key; made(row, key);
     return row;
   });
   if (now.some((row, at) => row !== $(table).rows[at]) || now.length < before.size) $(table).replaceChildren(...now);
@@ -221,7 +218,7 @@ const drawBand = (cell, key, bins, since, until) => {
     if (bin[WHOM]) reasons[bin[WHOM]] = (reasons[bin[WHOM]] || 0) + bin[WHOM - 1] * bin[0];
   }
   const marks = values(state.marks).filter(mark => mark[1] === key && mark[0] >= since);
-  pen.fillStyle = colour("ink"); pen.font = "bold 12px system-ui"; pen.textAlign = "center";
+  Object.assign(pen, {fillStyle: colour("ink"), font: "bold 12px system-ui", textAlign: "center"});
   for (const [seconds, , kind] of marks) {
     pen.fillRect(place(seconds) - .5, 0, 1, high);
     pen.fillText(SIGNS[kind] || "•", Math.max(6, Math.min(wide - 6, place(seconds))), 12);
