@@ -192,13 +192,13 @@ class Supervisor:
                 self.failure = self.failure or (self.explanation.failed(str(event.error)) if bare else event.error)
         return []
 
-    def _said(self, now: float, said: Said) -> list[Effect]:
-        what = said.what
+    def _said(self, now: float, report: Said) -> list[Effect]:
+        what = report.what
         match what:
             case Listening():
-                return self._listens(said, what)
+                return self._listens(report, what)
             case Failed():
-                return self._failed(said, what)
+                return self._failed(report, what)
             case records.Started() | records.Rewound():
                 self.started = True
                 self.ending, self._leave_by = False, float("inf")
@@ -231,29 +231,29 @@ class Supervisor:
         self._wanted[record.role] = record.incarnation
         return self._fill(now, record.role)
 
-    def _listens(self, said: Said, word: Listening) -> list[Effect]:
+    def _listens(self, report: Said, word: Listening) -> list[Effect]:
         """Send all roles the coordinator's address. Send the coordinator all deaths, and a pending interrupt."""
         self.listening, self._listened = word, True
-        told: list[Effect] = [Tell(role, word) for role in self._here]
-        told += [Tell(said.role, died) for died in self._gone.values()]
+        answer: list[Effect] = [Tell(role, word) for role in self._here]
+        answer += [Tell(report.role, died) for died in self._gone.values()]
         if self._interrupts:
-            told.append(Tell(said.role, Interrupt(self._interrupts[0].why)))
-        return told
+            answer.append(Tell(report.role, Interrupt(self._interrupts[0].why)))
+        return answer
 
     def _leaves(self, lead: str) -> None:
         """Note that the coordinator has released a role; if its partitions end now, that is no death."""
         for life in self._lives():
             life.left |= roles.lead_of(life.role) == lead
 
-    def _failed(self, said: Said, word: Failed) -> list[Effect]:
+    def _failed(self, report: Said, word: Failed) -> list[Effect]:
         """Handle an error: it ends the job, unless it only reports that another role has died."""
         if word.kind == JobFailed.__name__:
             self.explanation.reported_loss = self.explanation.reported_loss or word.told
-            for life in self._here.get(said.role, ()):
-                if life.incarnation == said.incarnation:
+            for life in self._here.get(report.role, ()):
+                if life.incarnation == report.incarnation:
                     life.said = word
         elif word.done or (self._script and self.finished and self.finished.outcome is Outcome.DONE):
-            return self._failed_late(said.role, word)
+            return self._failed_late(report.role, word)
         elif self.failure is None and not (self.finished and self.finished.outcome is Outcome.INTERRUPTED):
             self.failure = word.error
         return []
@@ -291,18 +291,18 @@ class Supervisor:
             return []
         if not ended.resumable:
             self._died_in[roles.lead_of(life.role)] = self._restarts
-        told: list[Effect] = self._end_servers(life.host)
+        answer: list[Effect] = self._end_servers(life.host)
         if self._moving.get(ended.role) is life:
             del self._moving[ended.role]
-            told += self._fill(now, ended.role)
+            answer += self._fill(now, ended.role)
         if life.role == roles.COORDINATOR and self.finished:
             died = Died(life.role, "the job is over", life.incarnation)
-            told += [Tell(role, died) for role in self._here]
+            answer += [Tell(role, died) for role in self._here]
         after = (self._script or life.host) and life.left and roles.is_replica(life.role)
         if after or (ended.done and (life.role != roles.COORDINATOR or self.finished)):
             self._gone[life.role] = Died(life.role, "it was done", life.incarnation, left=True)
-            return told
-        return [*told, *self._died(now, life, ended), *self._kill_siblings(life)]
+            return answer
+        return [*answer, *self._died(now, life, ended), *self._kill_siblings(life)]
 
     def _kill_siblings(self, life: _Life) -> list[Effect]:
         """Kill all partitions of a replica: none could continue, or join an incarnation in which one has died."""
@@ -316,7 +316,9 @@ class Supervisor:
             else:
                 self._wanted[role] = following
         siblings = [
-            one for one in self._lives() if one.incarnation <= life.incarnation and roles.lead_of(one.role) == lead
+            other
+            for other in self._lives()
+            if other.incarnation <= life.incarnation and roles.lead_of(other.role) == lead
         ]
         return [effect for sibling in siblings for effect in self._kill(sibling, f"{life.role} is gone")]
 
@@ -363,17 +365,19 @@ class Supervisor:
         """Return whether another partition of the incarnation has ended regularly, so that none restarts."""
         lead, incarnation = roles.lead_of(life.role), life.incarnation
         return any(
-            one.left and one.incarnation == incarnation and roles.lead_of(one.role) == lead
-            for one in self._gone.values()
+            life.left and life.incarnation == incarnation and roles.lead_of(life.role) == lead
+            for life in self._gone.values()
         )
 
     def _notes_of(self, life: _Life, how: str, again: bool) -> list[Effect]:
         """Return the notes about a death that is not reported to the coordinator."""
-        told = [f"{life.role} is gone: {how}; another takes its place, and continues from its journal"] if again else []
+        texts = (
+            [f"{life.role} is gone: {how}; another takes its place, and continues from its journal"] if again else []
+        )
         if self._guest:
-            told = [life.said.told] * bool(life.said.told)
-            told += [f"{life.role} died: {how}; another takes its place"] * again
-        return [effects.WriteRecord(records.Note(text)) for text in told]
+            texts = [life.said.told] * bool(life.said.told)
+            texts += [f"{life.role} died: {how}; another takes its place"] * again
+        return [effects.WriteRecord(records.Note(text)) for text in texts]
 
     def _give_up(self, life: _Life, how: str) -> None:
         """Fail the job, which needs this role."""
@@ -420,8 +424,8 @@ class Supervisor:
         if (life := self._moving.pop(standby, None)) is None:
             return []
         life.name = life.role, life.incarnation
-        former = [one for one in self._here.get(life.role, ()) if one.incarnation < life.incarnation]
-        return [*(Kill(*one.name) for one in former), *self._fill(now, standby)]
+        former = [other for other in self._here.get(life.role, ()) if other.incarnation < life.incarnation]
+        return [*(Kill(*other.name) for other in former), *self._fill(now, standby)]
 
     def _kill(self, life: _Life, why: str) -> list[Effect]:
         if life.why:
@@ -433,17 +437,17 @@ class Supervisor:
 
     def _tick(self, now: float, tick: Tick) -> list[Effect]:
         """Start the roles that are due, kill those that delay the job too long, and report what the job waits for."""
-        told: list[Effect] = []
+        answer: list[Effect] = []
         self._heard = min(self._heard, now)  # before it has heard anything, silence counts from the first tick
         for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
             del self._due[role]
             if role not in self._here and not self.over:
-                told += self._start(role, self._wanted.pop(role))
+                answer += self._start(role, self._wanted.pop(role))
         for life in self._lives():
-            told += self._hold_up(now, life, life.role in tick.stopped)
+            answer += self._hold_up(now, life, life.role in tick.stopped)
         if now > self._heard + self.deadlines.silence and self._here:
-            told += self._silent(now, tick)
-        return told
+            answer += self._silent(now, tick)
+        return answer
 
     def _silent(self, now: float, tick: Tick) -> list[Effect]:
         """Report which roles the job waits for; for scripts that compute, less and less often."""
@@ -452,16 +456,16 @@ class Supervisor:
             if silent < self._hushed:
                 return []
             self._hushed = 2 * silent
-            told = (
+            text = (
                 f"no step for {silent:.0f} s: the scripts of {roles.named(busy, NAMES)} compute (a long step, a "
                 "compiler, a validation)"
             )
-            return [effects.WriteRecord(records.Note(told))]
+            return [effects.WriteRecord(records.Note(text))]
         self._heard = now
         named = [f"{role} is stopped, `kill -CONT {pid}` lets it go on" for role, pid in tick.stopped.items()]
         waits = f"nothing was heard for {self.deadlines.silence:.0f} s; still running: {', '.join(self._here)}"
-        asked = [Tell(roles.COORDINATOR, Explain())] if roles.COORDINATOR in self._here else []
-        return [effects.WriteRecord(records.Note("; ".join([waits, *named]))), *asked]
+        question = [Tell(roles.COORDINATOR, Explain())] if roles.COORDINATOR in self._here else []
+        return [effects.WriteRecord(records.Note("; ".join([waits, *named]))), *question]
 
     def _hold_up(self, now: float, life: _Life, stopped: bool) -> list[Effect]:
         """Kill a life that has delayed the job for too long."""
@@ -498,11 +502,11 @@ class Supervisor:
             )
         elif self._guest:
             self.ending = True
-            asked = Interrupt("this replica was asked to leave")
-            told = effects.WriteRecord(records.Note("leaving once its unfinished work is applied"))
+            request = Interrupt("this replica was asked to leave")
+            note = effects.WriteRecord(records.Note("leaving once its unfinished work is applied"))
             for life in self._lives():
                 life.leave_by = now + event.within if event.within else float("inf")
-            return [told, *(Tell(role, asked) for role in self._here)]
+            return [note, *(Tell(role, request) for role in self._here)]
         elif not self._listened:
             early = Interrupted("interrupted before the job began")
             self.failure = known.failed("interrupted", Interrupted) if known.checkpoint else early
@@ -555,12 +559,12 @@ class Supervisor:
                 life.host = event.host if there else life.host or event.host
                 life.leave_by = min(life.leave_by, now + event.within)
         who = roles.named(sorted(role for role, _ in event.lives), NAMES) or "nobody"
-        told = f"host {event.host} leaves within {event.within:g} s ({event.why}): {who}; the others go on"
-        asked = Interrupt(f"host {event.host} was told to leave")
+        text = f"host {event.host} leaves within {event.within:g} s ({event.why}): {who}; the others go on"
+        request = Interrupt(f"host {event.host} was told to leave")
         return [
-            effects.WriteRecord(records.Note(told)),
+            effects.WriteRecord(records.Note(text)),
             Vacate(event.host),
-            *(Tell(lead, asked) for lead in sorted(leads)),
+            *(Tell(lead, request) for lead in sorted(leads)),
             *self._end_servers(event.host),
             TickLater(event.within),
         ]
@@ -580,10 +584,10 @@ class Supervisor:
                 "dealt to others"
             )
             return []
-        told: list[Effect] = []
+        answer: list[Effect] = []
         why = f"host {life.host} is leaving, and it did not finish in time"
         if roles.is_replica(life.role) and not life.left:
             lead = roles.lead_of(life.role)
             self._leaves(lead)
-            told = self._tell_of(Died(lead, why, life.incarnation, left=True))
-        return [*told, *self._kill(life, why)]
+            answer = self._tell_of(Died(lead, why, life.incarnation, left=True))
+        return [*answer, *self._kill(life, why)]

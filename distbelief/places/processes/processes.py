@@ -262,9 +262,8 @@ class Processes:
 def here() -> dict[str, Any]:
     """Return the surroundings of this process, as the fields of `Surroundings` for those that it starts."""
     folder = os.getcwd()
-    return {
-        "supervisor": os.getpid(), "path": [folder, *sys.path], "directory": folder, "environment": dict(os.environb),
-    }  # fmt: skip
+    where = {"path": [folder, *sys.path], "directory": folder}
+    return {"supervisor": os.getpid(), "environment": dict(os.environb), **where}
 
 
 def _reap(child: Child) -> None:

@@ -92,7 +92,7 @@ MUTANTS = [
         "if self._ends or any(", "if any(",
         (f"{SUPERVISOR}test_what_serves_on_a_host_that_leaves_is_there_to_the_end_of_a_job_that_ends_first",)),
     Mutant("a-partition-leaves-alone", "leaving-host", "places/supervisor.py",
-        "*(Tell(lead, asked) for lead in sorted(leads)),", "*(Tell(role, asked) for role, _ in event.lives),",
+        "*(Tell(lead, request) for lead in sorted(leads)),", "*(Tell(role, request) for role, _ in event.lives),",
         (f"{SUPERVISOR}test_the_partitions_of_a_replica_leave_together_whichever_of_their_hosts_goes",)),
     Mutant("the-last-host-leaves-too", LEAVES, "places/supervisor.py",
         "if life.name not in event.lives and not life.host]", "if life.name not in event.lives]",
