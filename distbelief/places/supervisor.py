@@ -365,15 +365,13 @@ class Supervisor:
         """Return whether another partition of the incarnation has ended regularly, so that none restarts."""
         lead, incarnation = roles.lead_of(life.role), life.incarnation
         return any(
-            life.left and life.incarnation == incarnation and roles.lead_of(life.role) == lead
-            for life in self._gone.values()
+            gone.left and gone.incarnation == incarnation and roles.lead_of(gone.role) == lead
+            for gone in self._gone.values()
         )
 
     def _notes_of(self, life: _Life, how: str, again: bool) -> list[Effect]:
         """Return the notes about a death that is not reported to the coordinator."""
-        texts = (
-            [f"{life.role} is gone: {how}; another takes its place, and continues from its journal"] if again else []
-        )
+        texts = [f"{life.role} is gone: {how}; another takes its place, and continues from its journal"] * again
         if self._guest:
             texts = [life.said.told] * bool(life.said.told)
             texts += [f"{life.role} died: {how}; another takes its place"] * again
