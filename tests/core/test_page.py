@@ -352,23 +352,24 @@ def test_a_run_that_cannot_be_read_is_told_and_read_again(error: Exception, told
 
     run.view = broken  # type: ignore[method-assign]
     state, past = state_of(ask(app, "/state").json), ask(app, "/state/3")
-    assert (state["sentence"], state["run"]["seconds"], made.running) == (told, 90, True)
+    assert (state["sentence"], state["run"]["seconds"], made.running) == (f"for 0 s: {told}", 90, True)
     assert (past.status, past.body) == (503, f"{told}\n")
     run.view = view  # type: ignore[method-assign]
     assert state_of(ask(app, "/state").json)["sentence"].startswith("Epoch 2")
 
 
-def test_a_run_without_a_folder_may_have_it_again() -> None:
-    run = MadeRun()
+def test_a_run_without_a_folder_may_have_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = MadeRun(), [1000.0]
+    monkeypatch.setattr(feed.time, "monotonic", lambda: now[0])
     view, made = run.view, Feed(run)
     asyncio.run(made.look())
 
     def gone(_: float | None) -> Any:
         raise UsageError("there is no run in runs/x")
 
-    run.view = gone  # type: ignore[method-assign]
+    run.view, now[0] = gone, 1040.0  # type: ignore[method-assign]
     state = state_of(ask(Page(made).app(TOKEN), "/state").json)
-    assert (state["sentence"], state["run"]["seconds"]) == ("there is no run in runs/x", 90)
+    assert (state["sentence"], state["run"]["seconds"]) == ("for 40 s: there is no run in runs/x", 90)
     assert (made.running, made.gone) == (True, True)
     run.view = view  # type: ignore[method-assign]
     assert state_of(ask(Page(made).app(TOKEN), "/state").json)["sentence"].startswith("Epoch 2")

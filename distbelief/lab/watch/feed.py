@@ -60,6 +60,8 @@ class Feed:
         self._state: Json = {}
         self.gone = False
         """Whether there was no run folder at the last look."""
+        self._read = time.monotonic()
+        """Time of the last look at which the run could be read."""
         self._start, self._number = secrets.token_hex(4), 0  # names of another process are not taken for these
         self._patches: deque[FeedPart] = deque(maxlen=KEPT)
 
@@ -79,8 +81,10 @@ class Feed:
                 return
             try:
                 state, self.gone = await self._view(None), False
+                self._read = time.monotonic()
             except DistbeliefError as error:  # a job that hangs is still shown; one without a folder makes it again
-                state, self.gone = self._state | {"sentence": str(error)}, isinstance(error, UsageError)
+                sentence = f"for {time.monotonic() - self._read:.0f} s: {error}"
+                state, self.gone = self._state | {"sentence": sentence}, isinstance(error, UsageError)
             self._looked = time.monotonic()
             if patch := changes(self._state, state):
                 self._state, self._number = state, self._number + 1
