@@ -111,18 +111,18 @@ class _Told(Supervisor):
         return []
 
 
-class _Empty(Simulation):
-    """A simulation in which nobody but the coordinator is there yet."""
+class _Empty(Downpour):
+    """A strategy of which nobody but the coordinator is there yet."""
 
-    def _roles(self) -> list[str]:
-        return [roles.COORDINATOR]
+    def roles(self, measured: bool) -> tuple[str, ...]:
+        return (roles.COORDINATOR,)
 
 
 @pytest.mark.parametrize("kind", ["shard", "replica"])
 def test_the_simulation_is_a_place(kind: str) -> None:
     def make(happens: Happens) -> Site:
-        job, cluster = Job(classes(mlp), Downpour(2, 2)), Simulated()
-        simulation = _Empty(job, cluster.settings(job), cluster, lambda *_: None)
+        job, cluster = Job(classes(mlp), _Empty(2, 2)), Simulated()
+        simulation = Simulation(job, cluster.settings(job), cluster, lambda *_: None)
         simulation.supervisor = _Told(0)
         simulation.supervisor.happens = happens
         both = f"{kind} 0", f"{kind} 1"
