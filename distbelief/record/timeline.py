@@ -209,6 +209,8 @@ class Timeline(msgspec.Struct):
     _measured: int = 0
     _stride: int = 1
     """Distance between kept measures."""
+    pushes: dict[str, list[tuple[float, int]]] = {}
+    """Moments of the last two accounts of each shard, and the pushes that it had applied."""
     _counted: dict[str, float] = {}
     """Moment of the latest account of each role's bytes."""
 
@@ -242,6 +244,8 @@ class Timeline(msgspec.Struct):
                 ways = {way: sum(getattr(record, way).values()) for way in WAYS}
                 self.amounts.add(self._counted.get(role, now), now, Amounts(**ways))
                 self._counted[role] = now
+            case records.Applied():
+                self.pushes[role] = [*self.pushes.get(role, [])[-1:], (now, sum(record.staleness.values()))]
             case records.Tested():
                 self._take_tested(now, record, summary)
         text, mark = sentence(record), _mark_of(record)

@@ -73,3 +73,13 @@ def test_a_command_can_be_copied_to_a_shell(tmp_path: Path) -> None:
     run = tmp_path / "my $(run)"
     seen = left_by(run, [(0.0, r.Note("a"))]).view(None)
     assert [command for *_, command in seen["events"].values()] == [f"distbelief status '{run}'"]
+
+
+def test_a_shard_has_the_pushes_of_its_last_two_accounts_whatever_else_it_says(tmp_path: Path) -> None:
+    told: list[tuple[float, r.Record]] = [(0.0, r.Started(1, 1, 10, 6000, 10, 2))]
+    for second in range(2, 40, 2):
+        told.append((second, r.Applied("shard 0", 10 * second, 100 * second, {0: 10 * second})))
+        told.append((second + 1.5, r.BytesCounted("shard 0", {"push": 40}, {}, {})))
+    seen = left_by(tmp_path, told)
+    for _ in range(2):
+        assert seen.view(None)["shards"]["shard 0"]["pushes"] == 10.0

@@ -43,8 +43,6 @@ class Reading:
     def __init__(self, run: Path) -> None:
         self._folder = RunFolder.open(run)
         self._follower = Follower(self._folder, self._folder.read_job())
-        self._accounts: dict[str, list[tuple[float, int]]] = {}
-        """Seconds and pushes of the last two accounts of each shard that differ."""
 
     def view(self, at: float | None) -> Json:
         """Return the state of the run.
@@ -166,14 +164,10 @@ class Reading:
         summary, timeline = self._follower.summary, self._follower.timeline
         shards = {}
         for role, applied in sorted(summary.applied.items()):
-            seconds, pushes = timeline.heard.get(role, 0.0), sum(applied.staleness.values())
-            accounts = self._accounts.setdefault(role, [])
-            if not accounts or accounts[-1][1] != pushes:
-                self._accounts[role] = accounts = [*accounts[-1:], (seconds, pushes)]
-            (before, fewer), (_, more) = accounts[0], accounts[-1]
+            (before, fewer), (now, more) = timeline.pushes[role][0], timeline.pushes[role][-1]
             shards[role] = {
                 "version": applied.updates,
-                "pushes": _round((more - fewer) / (seconds - before)) if seconds > before else None,
+                "pushes": _round(max(0, more - fewer) / (now - before)) if now > before else None,
                 "waits_for": members.get(role, {}).get("waits_for", ""),
             }
         return shards
