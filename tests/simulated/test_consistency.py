@@ -743,6 +743,7 @@ ONCE = {
     "an heir hears of those who died before it was there": 6558,
     "a replica that asked to leave as all went back": 20603,
     "a Ctrl-C while nobody has come again since all went back": 7451,
+    "a lead over the last life of one whose next has not joined": 1117,
 }
 """Seeds that failed once, and why."""
 
@@ -752,8 +753,8 @@ def test_what_failed_once_does_not_fail_again(why: str) -> None:
     hold(ONCE[why])
 
 
-MISTAKEN = (12, 14, 34, 47, 52, 88, 116, 134, 155, 156, 170, 182, 214, 225)
-"""Seeds of which each mutant that names them fails two or more."""
+MISTAKEN = (12, 14, 34, 47, 52, 88, 116, 126, 134, 155, 156, 170, 182, 214, 225, 286, 614)
+"""Seeds of which each mutant that names them fails one or more."""
 
 
 @pytest.mark.parametrize("seed", MISTAKEN)

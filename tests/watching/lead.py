@@ -19,6 +19,7 @@ class Lead:
         self.bound, self.most, self.steps = bound, -(10**9), 0
         self.ticks: dict[str, int] = {}
         self.begun: dict[str, int] = {}
+        self.lives: dict[str, int] = {}
         self.applied: dict[tuple[str, str], int] = {}
         self._network, self._run = run.simulation.network, run
         attach(self._network, self)
@@ -42,6 +43,7 @@ class Lead:
             self.applied = {key: tick for key, tick in self.applied.items() if key[0] != sender}
         elif isinstance(message, attendance.Attend) and message.tick >= 0:
             self.ticks[sender] = self.begun[sender] = message.tick
+            self.lives[sender] = self._network.endpoints[sender].incarnation
         elif isinstance(message, attendance.SitOut):
             self.ticks.pop(sender, None)
         elif isinstance(message, pushing.Push) and sender in self.ticks:
@@ -60,7 +62,8 @@ class Lead:
         shards = [roles.shard(i) for i, own in enumerate(plan.assignments) if own.moving.size]
         self.steps += 1
         for other, tick in self.ticks.items():
-            if other != who and not self._network.endpoints[other].closed:
+            endpoint = self._network.endpoints[other]  # perhaps that of its next life, which has not joined yet
+            if other != who and not endpoint.closed and endpoint.incarnation == self.lives[other]:
                 applied = min(max(self.begun[other], self.applied.get((other, shard), 0)) for shard in shards)
                 self.most = max(self.most, self.ticks[who] - applied)
                 assert self.ticks[who] - min(tick, applied) <= self.bound, (

@@ -146,7 +146,7 @@ MUTANTS = [
         ("tests/core/test_portions.py::test_what_is_given_back_is_dealt_next_also_where_more_was_dealt_since",)),
     Mutant("what-is-given-back-is-told-of-when-more-is-wanted", "rounds-of-an-epoch", "replica/downpour.py",
         "if wants or self.work.returns or", "if wants or",
-        (f"{CONSISTENCY}::test_what_failed_once_does_not_fail_again",)),
+        (BY_SEED,)),
     Mutant("who-is-late-is-dealt-ahead-too", AHEAD, "core/rounds.py",
         "self.leaves_behind = bool(backup or quorum)", "self.leaves_behind = False",
         (f"{DEALT_AHEAD}::test_where_the_slow_are_left_behind_each_is_dealt_one_after_the_other",)),
