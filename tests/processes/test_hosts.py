@@ -148,7 +148,7 @@ def test_the_death_of_a_host_costs_no_more_than_its_roles(train: Callable[..., T
     told = train(*words.split(), task="jobs:talking")
     # a shard that dies before its standby holds what it held is begun anew instead, with all others
     told.until(lambda one: one.get("event") == "StandbyReady" and one["role"] == "standby 1")
-    told.until(trains)
+    told.until(lambda one: trains(one) and one["role"] == "replica 1")  # it has said where it is
     _, second = told.agents()
     os.kill(second, signal.SIGKILL)
     died: set[str] = set()
