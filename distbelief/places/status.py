@@ -184,7 +184,7 @@ def state(
         "seconds": summary.seconds,
         "rate": summary.rate,
         "bytes": summary.bytes,
-        "wrong": [msgspec.to_builtins(each) for each in diagnose(summary, timeline) if each.level is Level.WRONG],
+        "wrong": _wrong(diagnose(summary, timeline)),
         "members": members,
     }
 
@@ -257,8 +257,12 @@ def _ended(folder: RunFolder) -> Json:
         "run": str(folder.path),
         "running": False,
         **{name: result.get(name) for name in ("outcome", "cause", "reason", "samples", "seconds")},
-        "wrong": [msgspec.to_builtins(each) for each in diagnoses if each.level is Level.WRONG],
+        "wrong": _wrong(diagnoses),
     }
+
+
+def _wrong(diagnoses: Iterable[Diagnosis]) -> list[Json]:
+    return [msgspec.to_builtins(each) for each in diagnoses if each.level is Level.WRONG]
 
 
 def lines(answer: Json) -> list[str]:

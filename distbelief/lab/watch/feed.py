@@ -59,7 +59,7 @@ class Feed:
         self._looking, self._looked = asyncio.Lock(), -PERIOD
         self._state: Json = {}
         self.gone = False
-        """Whether there was no run folder at the last look."""
+        """True if there was no run folder at the last look."""
         self._read = time.monotonic()
         """Time of the last look at which the run could be read."""
         self._start, self._number = secrets.token_hex(4), 0  # names of another process are not taken for these
