@@ -320,11 +320,13 @@ class Rounds(Policy):
         waiting = [*fresh, *ruled & self._here.keys(), *self._dropping]
         assert len(waiting) == len({*waiting}), f"{waiting}: a push waits for two things"
         assert {*waiting} <= self._here.keys(), f"{waiting} wait, and {[*self._here]} are here"
-        owing = {*self._owing.values()}
-        assert owing <= self._here.keys(), f"{owing} are owed a round, and {[*self._here]} are here"
+        assert {*self._owing.values()} <= self._here.keys(), (
+            f"{self._owing} are owed a round, and {[*self._here]} are here"
+        )
         assert not self._members & self._resting.keys(), f"{self._resting} rest, and are waited for"
-        made, ruled_here = self.floor, self._decided
-        assert not self._rules or made <= ruled_here, f"{made} rounds are made, {ruled_here} are ruled"
+        assert not self._rules or self.floor <= self._decided, (
+            f"{self.floor} rounds are made, {self._decided} are ruled"
+        )
 
     def untold(self) -> list[Ruling]:
         """Return the rulings since the last call, for the other shards."""
