@@ -21,6 +21,7 @@ from patience import SECONDS
 
 from distbelief.errors import JobFailed, UsageError
 from distbelief.places.attempt import Attempt
+from distbelief.places.channel import SILENCE_SECONDS
 from distbelief.places.cluster.cluster import Cluster
 from distbelief.places.place import Event
 from distbelief.places.processes import forkserver
@@ -257,7 +258,9 @@ def test_the_ticket_of_an_agent_is_on_no_command_line_and_in_no_environment(
     assert not any(line in text for line in lines for text in shown)
     assert len(told.agents()) == 2
     os.kill(next(pid for pid, called in jobs.processes_in(tmp_path).items() if called == "cat"), signal.SIGKILL)
+    closed = monotonic()
     jobs.wait_until(lambda: len(told.agents()) == 1)
+    assert monotonic() - closed < SILENCE_SECONDS / 2, "an agent whose line is silent ends later"
 
 
 @pytest.mark.long
