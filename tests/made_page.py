@@ -34,8 +34,9 @@ class MadeRun:
         marks = [mark for mark in marks if mark[0] <= now]
         names = [f"replica {number}" for number in range(self.replicas)]
         return {
-            "sentence": f"Epoch 2 of 5, {100 * now / self.whole:.0f} %; replica 1 waits for shard 0 for 3.2 s",
-            "diagnosis": {"0": {"level": "wrong", "sentence": f"The rate is too high for {EVIL}.", "remedy": "--lr"}},
+            "sentence": f"Epoch 2 of 5, {100 * now / self.whole:.0f} %; replica 1 waits for shard 0 for 3.2 s; "
+            f"wrong: the rate is too high for {EVIL}",
+            "diagnosis": {"rate": [f"lr {EVIL}", "--lr"]},
             "run": {
                 "title": "downpour on mnist",
                 "folder": f"runs/{EVIL}",

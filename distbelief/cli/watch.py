@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def watch(args: list[str]) -> int:
         raise UsageError(f"{named[1]!r} is one word too many: {PROG}")
     need_packages()
     from distbelief.lab.watch import serving
-    from distbelief.lab.watch.control import Buttons
+    from distbelief.lab.watch.control import press
     from distbelief.lab.watch.reading import Reading, newest
     from distbelief.places.status import supervisor
 
@@ -45,7 +46,7 @@ def watch(args: list[str]) -> int:
     reader = Reading(run)
     if settings.control:
         supervisor(run)  # which there must be
-    button = Buttons(run).press if settings.control else None
+    button = partial(press, run) if settings.control else None
     serving.serve(run, reader, settings.bind, button, settings.proxy, settings.stay)
     return 0
 

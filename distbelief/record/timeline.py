@@ -21,11 +21,13 @@ WIDTH = 2.0
 SIMULATED_WIDTH = 2.0**-10
 """The same in simulated time, where a job may take a tenth of a second."""
 FINE, COARSE = 256, 64
-"""Most bins of one width, for a job's amounts and for each replica's uses; even numbers."""
+"""Most bins of one width, for a job's amounts, and for each replica's uses or shard's updates; even numbers."""
 LATELY, PART = 10.0, 0.02
 """Seconds that count as lately, and the part of a simulated job's time that does."""
 SHOWN = 64
-"""Most replicas whose use of time is kept."""
+"""Most replicas whose use of time is kept, and most shards whose updates are."""
+DIGITS = 5
+"""Binary digits of a class of staleness: below 32 each number is one, then two numbers are, then four, ..."""
 LATEST = 400
 """Most happenings, and most measures, that are kept."""
 BACK = 5.0
@@ -79,7 +81,26 @@ class Uses(msgspec.Struct, array_like=True):
             self.role, self.longest = other.role, share * other.longest
 
 
-B = TypeVar("B", Amounts, Uses)
+class Updates(msgspec.Struct, array_like=True):
+    """Updates of a shard in one bin; where it has gone back to a checkpoint they are negative."""
+
+    updates: float = 0.0
+    staleness: dict[int, float] = {}
+    """Pushes, by class of staleness."""
+
+    @property
+    def pushes(self) -> float:
+        """Return the number of pushes."""
+        return sum(self.staleness.values())
+
+    def add(self, other: Updates, share: float = 1.0) -> None:
+        """Add a share of other updates."""
+        self.updates += share * other.updates
+        for staleness, count in other.staleness.items():
+            self.staleness[staleness] = self.staleness.get(staleness, 0.0) + share * count
+
+
+B = TypeVar("B", Amounts, Uses, Updates)
 
 
 class Bin(msgspec.Struct, Generic[B], array_like=True):
@@ -209,8 +230,10 @@ class Timeline(msgspec.Struct):
     _measured: int = 0
     _stride: int = 1
     """Distance between kept measures."""
-    pushes: dict[str, list[tuple[float, int]]] = {}
-    """Moments of the last two accounts of each shard, and the pushes that it had applied."""
+    updates: dict[str, Bins[Updates]] = {}
+    """Updates of each shard; of the first `SHOWN`."""
+    accounts: dict[str, tuple[float, Updates]] = {}
+    """Moment and contents of the latest account of each of these shards."""
     _counted: dict[str, float] = {}
     """Moment of the latest account of each role's bytes."""
 
@@ -245,7 +268,7 @@ class Timeline(msgspec.Struct):
                 self.amounts.add(self._counted.get(role, now), now, Amounts(**ways))
                 self._counted[role] = now
             case records.Applied():
-                self.pushes[role] = [*self.pushes.get(role, [])[-1:], (now, sum(record.staleness.values()))]
+                self._take_applied(now, record)
             case records.Tested():
                 self._take_tested(now, record, summary)
         text, mark = sentence(record), _mark_of(record)
@@ -275,6 +298,20 @@ class Timeline(msgspec.Struct):
                 return
             bins = self.uses[role] = Bins[Uses](COARSE, self.amounts.width)
         bins.add(start, stop, uses)
+
+    def _take_applied(self, now: float, record: records.Applied) -> None:
+        if record.role not in self.updates:
+            if len(self.updates) == SHOWN:
+                return
+            self.updates[record.role] = Bins[Updates](COARSE, self.amounts.width)
+        (before, known), account = self.accounts.get(record.role, (0.0, Updates())), Updates(record.updates)
+        for staleness, count in record.staleness.items():
+            low = max(0, staleness.bit_length() - DIGITS)
+            account.add(Updates(0.0, {staleness >> low << low: count}))
+        self.accounts[record.role] = now, account
+        more = Updates(account.updates, dict(account.staleness))
+        more.add(known, -1.0)
+        self.updates[record.role].add(min(before, now), now, more)
 
     def _take_tested(self, now: float, record: records.Tested, summary: Summary) -> None:
         loss = record.loss if math.isfinite(record.loss) else None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distbelief.core import records as r
@@ -11,6 +12,7 @@ from distbelief.core.roles import is_lead
 from distbelief.lab.watch import reading
 from distbelief.lab.watch.reading import Reading
 from distbelief.record import following
+from distbelief.record.diagnosis import Diagnosis, Level
 from distbelief.record.folder import RunFolder
 from distbelief.record.recorder import Recorder
 
@@ -75,11 +77,30 @@ def test_a_command_can_be_copied_to_a_shell(tmp_path: Path) -> None:
     assert [command for *_, command in seen["events"].values()] == [f"distbelief status '{run}'"]
 
 
-def test_a_shard_has_the_pushes_of_its_last_two_accounts_whatever_else_it_says(tmp_path: Path) -> None:
+def test_a_shard_has_the_pushes_and_staleness_of_each_moment(tmp_path: Path) -> None:
+    """Until its latest account: of what it has done since nothing is known; it goes back once."""
     told: list[tuple[float, r.Record]] = [(0.0, r.Started(1, 1, 10, 6000, 10, 2))]
-    for second in range(2, 40, 2):
-        told.append((second, r.Applied("shard 0", 10 * second, 100 * second, {0: 10 * second})))
+    for second in range(2, 400, 2):
+        done = second if second < 300 else second - 100
+        told.append((second, r.Applied("shard 0", 10 * done, 100 * done, {0: 8 * done, 70: done, 71: done})))
         told.append((second + 1.5, r.BytesCounted("shard 0", {"push": 40}, {}, {})))
     seen = left_by(tmp_path, told)
-    for _ in range(2):
-        assert seen.view(None)["shards"]["shard 0"]["pushes"] == 10.0
+    for moment, done in ((None, 298), (3.0, 3), (151.0, 151), (280.0, 280), (351.0, 251)):
+        state = seen.view(moment)
+        assert state["shards"]["shard 0"]["pushes"] == 10.0
+        assert state["shards"]["shard 0"]["version"] == pytest.approx(10 * done, rel=0.05)
+        assert state["staleness"]["0"] == pytest.approx(8 * done, rel=0.05)
+        assert state["staleness"]["68"] == pytest.approx(2 * done, rel=0.05), "68 to 71 are one class"
+    assert seen.view(300.0)["shards"]["shard 0"]["pushes"] == 0.0, "fewer than none"
+
+
+def test_what_is_wrong_ends_the_first_line(tmp_path: Path) -> None:
+    left_by(tmp_path, [(0.0, r.Started(1, 1, 10, 6000, 10, 2))])
+    found = Diagnosis(Level.WRONG, "rate", "the loss has risen", {"lr": 0.5, "implied_momentum": 0.75}, "--lr 0.1")
+    advice = Diagnosis(Level.ADVICE, "alone", "one process would be faster", {}, "single")
+    result = {"outcome": "done", "reason": "all epochs are done", "diagnosis": [found, advice]}
+    RunFolder(tmp_path).result.write_bytes(msgspec.json.encode(result))
+    state = Reading(tmp_path).view(None)
+    assert state["sentence"] == "done: all epochs are done; 0 samples in 0.0 s; wrong: the loss has risen"
+    assert state["diagnosis"] == {"rate": ["lr 0.5, implied momentum 0.75", "--lr 0.1"]}
+    assert not Reading(tmp_path).view(0.0)["diagnosis"]

@@ -33,4 +33,3 @@ def test_every_moment_has_its_own_rate_samples_and_uses_of_time(reading: Reading
     told = state["members"]["replica 0"]
     assert (told["state"], told["waits_for"], told["participation"]) == ("compute", "shard 0", 1.0)
     assert told["rate"] == pytest.approx(100, rel=0.11)
-    assert not state["staleness"], "which is that of the end"

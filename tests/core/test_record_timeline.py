@@ -72,6 +72,7 @@ def happenings(count: int) -> list[tuple[float, r.Record]]:
         made.append((moment, r.Stepped(role, 1, 10, 1, 1.0 / (1 + step), 0, 1)))
         made.append((moment, r.StepsTimed(role, 1, 0.2, 0.0, 0.1, 0.15, 0.05, {"shard 0": 0.1, "coordinator": 0.05})))
         made.append((moment, r.BytesCounted(role, {"push": 40}, {"fetch": 40}, {})))
+        made.append((moment, r.Applied(f"shard {step % 2}", step, 10 * step, {0: step // 3, 40: step % 7})))
         if step % 9 == 4:
             made.append((moment, r.Gone(role, 1, "killed by signal 9", True)))
             made.append((moment, r.Joined(role)))
@@ -107,12 +108,22 @@ def test_what_is_kept_is_bounded() -> None:
         timeline.take(number, r.Note(f"note {number}"), summary)
         timeline.take(number, r.Tested(number, 0.1, 0.9), summary)
         timeline.take(number, r.Stepped(role, 1, 1, 1, 0.5, 0, 1), summary)
+        timeline.take(number, r.Applied(f"shard {number % 200}", number, number, {number: number}), summary)
     assert (len(timeline.happenings), timeline.dropped) == (LATEST, 7 * LATEST)
     first, second = timeline.happenings[:2]
     assert (first.role, first.mark, second.text) == ("replica 0", "joined", f"note {7 * LATEST // 2}")
     assert len(timeline.measures) <= LATEST
     assert (timeline.measures[0].seconds, timeline.measures[-1].seconds) == (0.0, 4 * LATEST - 1)
-    assert len(timeline.uses) == SHOWN
+    assert len(timeline.uses) == len(timeline.updates) == len(timeline.accounts) == SHOWN
+
+
+def test_staleness_has_few_classes_however_large_it_is() -> None:
+    timeline, summary = Timeline.of({}), Summary({})
+    timeline.take(1.0, r.Applied("shard 0", 1, 1, dict.fromkeys(range(1 << 14), 1)), summary)
+    _, account = timeline.accounts["shard 0"]
+    assert account.pushes == 1 << 14
+    assert [account.staleness[low] for low in (0, 31, 32, 34, 62, 64, 1 << 13)] == [1, 1, 2, 2, 2, 4, 512]
+    assert len(account.staleness) == 32 + 9 * 16
 
 
 def test_time_is_that_of_training_and_goes_on_in_the_next_attempt() -> None:

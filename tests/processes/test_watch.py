@@ -27,7 +27,7 @@ from test_status import STEADY, asked_while_it_runs
 from distbelief.core import records
 from distbelief.errors import UsageError
 from distbelief.lab.watch import control, serving
-from distbelief.lab.watch.control import Buttons
+from distbelief.lab.watch.control import press
 from distbelief.places import signals
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour
@@ -186,16 +186,16 @@ def test_a_port_that_is_taken_is_refused_before_the_job(ended: Path) -> None:
 
 def test_buttons_kill_a_replica_which_comes_back_and_stop_the_job(tmp_path: Path, watch: jobs.Watch) -> None:
     run, back = tmp_path / "run", threading.Event()
-    buttons, told = Buttons(run), list[str]()
+    told = list[str]()
 
     def look(_: Path) -> None:
         watch.once(records.Gone, lambda: watch.once(records.Joined, back.set))
         for wrong in (("kill", "shard 0"), ("kill", "replica 7"), ("erase", "replica 1"), ("kill", "")):
             with pytest.raises(UsageError, match="no button does that"):
-                buttons.press(*wrong)
-        told.append(buttons.press("kill", "replica 1"))
+                press(run, *wrong)
+        told.append(press(run, "kill", "replica 1"))
         assert back.wait(SECONDS)
-        told.extend(buttons.press("stop", "job") for _ in range(2))
+        told.extend(press(run, "stop", "job") for _ in range(2))
         watch.interrupted = True
 
     _, result = asked_while_it_runs(run, watch, look, Downpour(replicas=2, restarts=2), Local(compute=STEADY))
@@ -207,7 +207,7 @@ def test_buttons_kill_a_replica_which_comes_back_and_stop_the_job(tmp_path: Path
     assert result["outcome"] == "interrupted"
     assert any((run / "checkpoints").iterdir())
     with pytest.raises(UsageError, match="no job of yours runs in"):
-        buttons.press("stop", "job")
+        press(run, "stop", "job")
 
 
 def test_only_a_process_of_this_job_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +223,6 @@ def test_only_a_process_of_this_job_is_killed(tmp_path: Path, monkeypatch: pytes
         found = {"members": [{"role": "replica 0", "pid": other.pid}]}
         monkeypatch.setattr(control, "status", lambda _, found=found: found)
         with pytest.raises(UsageError, match=f"process {other.pid} is not replica 0 of this job"):
-            Buttons(tmp_path).press("kill", "replica 0")
+            press(tmp_path, "kill", "replica 0")
         other.communicate(timeout=SECONDS)
         assert other.returncode == 0

@@ -107,7 +107,8 @@ def test_a_page_is_readable_and_asks_nobody_else(width: int, scheme: str, browse
         )
         assert (_light(ink) > _light(paper)) == (scheme == "dark")
         assert one.tab.url == address.partition("?")[0], "the token is not left in the address"
-        assert one.tab.locator("#diagnosis .wrong").inner_text().startswith(f"Wrong: The rate is too high for {EVIL}")
+        assert one.text("sentence").endswith(f"; wrong: the rate is too high for {EVIL}")
+        assert one.tab.locator("#diagnosis li").inner_text() == f"lr {EVIL}; try --lr"
         assert EVIL in one.text("folder")
         assert one.asked == {urlsplit(address).netloc}
         assert not one.wrong
@@ -120,7 +121,7 @@ def test_a_page_is_for_those_who_do_not_see_and_who_have_no_mouse(browser: Any) 
         one.charts()
         tab = one.tab
         assert tab.get_by_role("status").text_content().startswith("Epoch 2 of 5")
-        assert "The rate is too high" in tab.get_by_role("status").text_content()
+        assert "the rate is too high" in tab.get_by_role("status").text_content()
         assert tab.get_by_role("rowheader", name="replica 1").count() == 1
         bands = tab.locator("#members canvas")
         words = [bands.nth(at).get_attribute("aria-label") for at in range(3)]
@@ -262,6 +263,21 @@ def test_a_page_works_behind_a_proxy_with_a_prefix(browser: Any) -> None:
         one.until("link", "done")
         one.context.close()
         proxy.shutdown()
+
+
+def test_a_page_goes_on_with_a_resumed_job(browser: Any) -> None:
+    run = MadeRun()
+    with served(run) as address:
+        one = Tab(browser, address)
+        run.run = {"running": False}
+        one.until("link", "done")
+        one.tab.wait_for_selector("#replay:visible")
+        run.seconds, run.run = 200, {}
+        one.until("link", "live")
+        one.until("sentence", "67 %")
+        assert one.tab.locator("#replay:visible").count() == 0
+        assert not one.wrong
+        one.context.close()
 
 
 def test_a_simulated_job_is_played_again_on_its_own_clock(browser: Any, tmp_path: Path) -> None:

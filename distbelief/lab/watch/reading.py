@@ -9,7 +9,6 @@ import itertools
 import math
 import shlex
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from distbelief.core import roles
@@ -19,7 +18,7 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
 from distbelief.record.live import figures
 from distbelief.record.summary import HistoryRow, Summary, duration
-from distbelief.record.timeline import Amounts, B, Bin, Bins, Timeline, Uses
+from distbelief.record.timeline import Amounts, B, Bin, Bins, Timeline, Updates, Uses
 
 BAND = 60
 """Times `lately` before the shown moment for which the use of time is shown."""
@@ -71,9 +70,12 @@ class Reading:
         happened = [(str(number), each) for number, each in numbered if each.seconds <= moment]
         settings = summary.settings
         outcome = live.get("outcome") or ""
+        wrong = live.get("wrong", []) if at is None else []
         return {
-            "sentence": self._sentence(live, members, moment, at is not None),
-            "diagnosis": {each["rule"]: _shown(each) for each in live.get("wrong", [])} if at is None else {},
+            "sentence": "; wrong: ".join(
+                [self._sentence(live, members, moment, at is not None), *(each["sentence"] for each in wrong)]
+            ),
+            "diagnosis": {each["rule"]: _details(each) for each in wrong},
             "run": {
                 "title": f"{self._follower.job.get('strategy')} on {self._follower.job.get('task')}",
                 "folder": str(self._folder.path),
@@ -103,8 +105,7 @@ class Reading:
                 for name, each in happened
                 if each.text
             },
-            "shards": self._shards(members) if at is None else {},
-            "staleness": summary.staleness()["histogram"] if at is None else {},
+            **_shards(timeline, members, moment),
         }
 
     def _silent(self) -> float:
@@ -128,7 +129,7 @@ class Reading:
             "samples": summary.samples,
             "epoch": summary.epochs,
             "epochs": started.epochs if started else None,
-            "rate": _round(_rate(timeline, timeline.amounts, timeline.seconds) if live["running"] else summary.rate),
+            **({} if live["running"] else {"rate": _round(summary.rate)}),
             "accuracy": last["test_accuracy"] if last else None,
             "test_loss": last["test_loss"] if last else None,
             "staleness": summary.staleness()["mean"],
@@ -151,26 +152,13 @@ class Reading:
                 "state": answer.get("state") or ("gone" if live["running"] else "ended"),
                 "waits_for": "; ".join(filter(None, [answer.get("waits_for"), *answer.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
-                "rate": _round(_rate(timeline, uses, now)) if uses and leads else None,
+                "rate": _round(_per_second(timeline, uses, Uses(), now).samples) if uses and leads else None,
                 "participation": _round(summary.participation(index)) if counts and leads else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
                 "staleness": answer.get("staleness"),
                 "gone": counts.gone if counts else "",
             }
         return members
-
-    def _shards(self, members: Json) -> Json:
-        """Return each shard: its version, its pushes a second, and who has its lock."""
-        summary, timeline = self._follower.summary, self._follower.timeline
-        shards = {}
-        for role, applied in sorted(summary.applied.items()):
-            (before, fewer), (now, more) = timeline.pushes[role][0], timeline.pushes[role][-1]
-            shards[role] = {
-                "version": applied.updates,
-                "pushes": _round(max(0, more - fewer) / (now - before)) if now > before else None,
-                "waits_for": members.get(role, {}).get("waits_for", ""),
-            }
-        return shards
 
     def _sentence(self, live: Json, members: Json, moment: float, past: bool) -> str:
         """Return how far the job is, when it will be over, and what it waits for."""
@@ -185,7 +173,7 @@ class Reading:
             return f"starting{_longest(members)}"
         if started.unit == "epoch" and (whole := started.samples_per_epoch * started.epochs):
             epoch = min(summary.samples // max(started.samples_per_epoch, 1) + 1, started.epochs)
-            rate = _rate(timeline, timeline.amounts, timeline.seconds)
+            rate = _per_second(timeline, timeline.amounts, Amounts(), timeline.seconds).samples
             left = duration(math.ceil(max(0, whole - summary.samples) / rate)) if rate else ""
             far = f"epoch {epoch} of {started.epochs}, {min(100, 100 * summary.samples / whole):.0f} %"
             far += f"; over in about {left}" if left else ""
@@ -194,10 +182,10 @@ class Reading:
         return f"{far}{_longest(members)}"
 
 
-def _shown(diagnosis: Json) -> Json:
-    """Return a diagnosis with its numbers as text."""
+def _details(diagnosis: Json) -> list[str]:
+    """Return the numbers of a diagnosis, and its remedy."""
     numbers = [f"{name.replace('_', ' ')} {value:.3g}" for name, value in diagnosis["evidence"].items()]
-    return {**diagnosis, "evidence": ", ".join(numbers)}
+    return [", ".join(numbers), diagnosis["remedy"]]
 
 
 def _ending(ended: str, summary: Summary) -> str:
@@ -221,14 +209,12 @@ def _longest(members: Json) -> str:
 
 def _numbers_at(timeline: Timeline, moment: float) -> Json:
     """Return the figures at a moment, as far as the timeline has them."""
-    done, latest = Amounts(), None
-    for bin, share in _parts(timeline, timeline.amounts, 0.0, moment):
-        done.add(bin.sums, share)
-        latest = bin.sums if bin.sums.losses else latest
+    done = _sum(timeline, timeline.amounts, Amounts(), 0.0, moment)
+    latest = next((bin.sums for bin in reversed(timeline.amounts.between(0.0, moment)) if bin.sums.losses), None)
     measure = next((point for point in reversed(timeline.measures) if point.seconds <= moment), None)
     return {
         "samples": round(done.samples),
-        "rate": _round(_rate(timeline, timeline.amounts, moment)),
+        "rate": _round(_per_second(timeline, timeline.amounts, Amounts(), moment).samples),
         "train_loss": _round(latest.loss / latest.losses) if latest else None,
         "accuracy": measure.accuracy if measure else None,
         "test_loss": measure.loss if measure else None,
@@ -239,24 +225,37 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
 def _members_at(timeline: Timeline, moment: float) -> Json:
     """Return each replica at a moment, with what it did most."""
     since = moment - 6 * timeline.lately
-    window = {
-        role: sum(share * bin.sums.samples for bin, share in _parts(timeline, uses, since, moment))
-        for role, uses in timeline.uses.items()
-    }
+    window = {role: _sum(timeline, uses, Uses(), since, moment).samples for role, uses in timeline.uses.items()}
     whole = sum(window.values())
     members = {}
     for role, uses in timeline.uses.items():
-        last = Uses()
-        for bin, share in _parts(timeline, uses, moment - timeline.lately, moment):
-            last.add(bin.sums, share)
+        last = _per_second(timeline, uses, Uses(), moment)
         members[role] = {
             "state": _mostly(last),
             "waits_for": last.role if last.wait else "",
             "waited": None,
-            "rate": _round(_rate(timeline, uses, moment)) if roles.is_lead(role) else None,
+            "rate": _round(last.samples) if roles.is_lead(role) else None,
             "participation": _round(window[role] / whole) if whole and roles.is_lead(role) else None,
         }
     return members
+
+
+def _shards(timeline: Timeline, members: Json, moment: float) -> Json:
+    """Return each shard at a moment: its version, its pushes a second and who has its lock; and the staleness."""
+    shards, pushes = {}, Updates()
+    for role, bins in sorted(timeline.updates.items()):
+        last, account = timeline.accounts[role]
+        if moment < last:
+            account = _sum(timeline, bins, Updates(), 0.0, moment)
+        lately = _per_second(timeline, bins, Updates(), min(moment, last))  # what it has done since is not known
+        shards[role] = {
+            "version": round(account.updates),
+            "pushes": _round(max(0.0, lately.pushes)),
+            "waits_for": members.get(role, {}).get("waits_for", ""),
+        }
+        pushes.add(account)
+    histogram = {str(staleness): round(count) for staleness, count in sorted(pushes.staleness.items())}
+    return {"shards": shards, "staleness": {staleness: count for staleness, count in histogram.items() if count > 0}}
 
 
 def _mostly(uses: Uses) -> str:
@@ -266,19 +265,20 @@ def _mostly(uses: Uses) -> str:
     return most if spent[most] else ""
 
 
-def _rate(timeline: Timeline, bins: Bins[B], moment: float) -> float:
-    """Return the samples a second lately."""
+def _per_second(timeline: Timeline, bins: Bins[B], total: B, moment: float) -> B:
+    """Return `total` with what the bins have for each second lately."""
     seconds = min(timeline.lately, moment)
-    done = sum(share * bin.sums.samples for bin, share in _parts(timeline, bins, moment - seconds, moment))
-    return done / seconds if seconds > 0 else 0.0
+    return _sum(timeline, bins, total, moment - seconds, moment, seconds)
 
 
-def _parts(timeline: Timeline, bins: Bins[B], start: float, stop: float) -> Iterator[tuple[Bin[B], float]]:
-    """Yield the bins from `start` to `stop`, each with the share of it that lies there: old ones are long."""
+def _sum(timeline: Timeline, bins: Bins[B], total: B, start: float, stop: float, per: float = 1.0) -> B:
+    """Return `total` with what the bins have from `start` to `stop`, divided by `per`; of a bin its share there."""
     for bin in bins.between(start, stop):
         end = min(bin.start + bin.width, timeline.seconds)  # of the newest a part is still to come
         whole = end - bin.start
-        yield bin, max(0.0, min(end, stop) - max(bin.start, start)) / whole if whole > 0 else 1.0
+        share = max(0.0, min(end, stop) - max(bin.start, start)) / whole if whole > 0 else 1.0
+        total.add(bin.sums, share / per)
+    return total
 
 
 def _amounts(bin: Bin[Amounts]) -> list[float | None]:

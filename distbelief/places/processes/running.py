@@ -283,7 +283,7 @@ class Running:
     def _state(self, said: Iterable[Standing]) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
         recorder = self.attempt.recorder
-        return status.state(children, said, recorder.summary, recorder.timeline)
+        return status.state(children, said, recorder.summary, recorder.timeline, self.supervisor.ends)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
         """Handle a message from a process; standings and accounts come at any time, and are no sign of progress."""

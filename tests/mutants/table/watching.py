@@ -55,7 +55,7 @@ MUTANTS = [
         "!= roles.title_of(role).encode():", "== b'':",
         (WATCH + "test_only_a_process_of_this_job_is_killed",)),
     Mutant("a-job-is-stopped-twice", PRESS, "lab/watch/control.py",
-        "            self._stopped = above\n", "",
+        'if job.get("ending"):', 'if not job:',
         (WATCH + "test_buttons_kill_a_replica_which_comes_back_and_stop_the_job",)),
     Mutant("a-patch-forgets-what-is-gone", SENT, "lab/watch/feed.py",
         "for name in old | new:", "for name in new:",

@@ -1,6 +1,6 @@
 // The page of a run. The server sends the whole state once and merge patches afterwards; all text is set as text.
 "use strict";
-const RETRY = 2000, SILENT = 40000, SAY = 10000, DRAW = 2000, EVENTS = 200, LABELS = 24;
+const RETRY = 2000, SILENT = 40000, SAY = 10000, AGAIN = 5000, DRAW = 2000, EVENTS = 200, LABELS = 24;
 const PARTS = ["compute", "update", "communicate", "load", "wait"], WHOM = 6;  // columns of a bin, from 1 on
 const DOING = ["computing", "updating", "communicating", "loading data", "waiting"];
 const SIGNS = {died: "✕", joined: "▲", left: "▼", succeeded: "⇄", "went back to a checkpoint": "↶"};
@@ -58,6 +58,15 @@ const end = () => {
   tellEnd(run); last = state;
   $("replay").hidden = !run.seconds;
   $("at").max = $("at").value = run.seconds || 0;
+  setTimeout(goOn, AGAIN);
+};
+// a job that is resumed goes on in the same folder
+const goOn = async () => {
+  try {
+    const answer = await fetch(`state?after=${name}`);
+    if (answer.ok && (await answer.json()).length) { play(false); $("replay").hidden = true; last = null; name = ""; return listen(); }
+  } catch { /* its server has ended, too */ }
+  setTimeout(goOn, AGAIN);
 };
 let hush = null;
 const listen = () => {
@@ -145,11 +154,9 @@ const show = () => {
   write($("folder"), run.folder + (run.simulated ? ", simulated" : ""));
   document.title = `${sentence} · ${run.title}`;
   write($("sentence"), sentence);
-  const wrong = values(state.diagnosis).filter(one => one.level === "wrong").map(one => one.sentence);
-  if (performance.now() >= spoke + SAY) { spoke = performance.now(); write($("said"), [sentence, ...wrong].join("; ")); }
-  $("diagnosis").replaceChildren(...values(state.diagnosis).map(one => make("li", {className: one.level},
-    make("b", {}, one.level === "wrong" ? "Wrong: " : "Advice: "), one.sentence, " ",
-    make("small", {}, one.evidence || ""), " ", make("code", {}, one.remedy || ""))));
+  if (performance.now() >= spoke + SAY) { spoke = performance.now(); write($("said"), sentence); }
+  $("diagnosis").replaceChildren(...entries(state.diagnosis).map(([, [evidence, remedy]]) => make("li", {},
+    make("small", {}, evidence), remedy ? "; try " : "", make("code", {}, remedy))));
   const figures = [["epoch", numbers.epochs ? `${whole(numbers.epoch)} of ${whole(numbers.epochs)}` : ""],
     ["samples", whole(numbers.samples)], ["samples/s", whole(numbers.rate)], ["test accuracy", percent(numbers.accuracy)],
     ["test loss", short(numbers.test_loss)], ["training loss", short(numbers.train_loss)],
@@ -229,13 +236,14 @@ const drawBand = (cell, key, bins, since, until) => {
   label(canvas, `${key}: ${canvas.title = text.filter(Boolean).join("; ")}`);
 };
 const showStaleness = () => {
+  const range = value => value < 32 ? value : `${value} to ${value + 2 ** (27 - Math.clz32(value)) - 1}`;  // a class has five binary digits
   const bars = sorted(state.staleness), most = Math.max(1, ...bars.map(bar => bar[1]));
   $("staleness").replaceChildren(...bars.slice(0, 60).map(([value, count]) => {
     const bar = make("i");
     bar.style.height = `${80 * count / most}%`;
-    return make("div", {title: `${whole(count)} pushes of staleness ${value}`}, bar, bars.length > LABELS ? "" : String(value));
+    return make("div", {title: `${whole(count)} pushes of staleness ${range(value)}`}, bar, bars.length > LABELS ? "" : String(value));
   }));
-  label($("staleness"), bars.map(([value, count]) => `${whole(count)} of staleness ${value}`).join(", ") || "no pushes");
+  label($("staleness"), bars.map(([value, count]) => `${whole(count)} of staleness ${range(value)}`).join(", ") || "no pushes");
 };
 
 // charts, loaded after the rest is painted
