@@ -1,6 +1,6 @@
 // The page of a run. The server sends the whole state once and merge patches afterwards; all text is set as text.
 "use strict";
-const RETRY = 2000, SILENT = 40000, SAY = 10000, AGAIN = 5000, DRAW = 2000, EVENTS = 200, LABELS = 24;
+const RETRY = 2000, SILENT = 40000, SAY = 10000, AGAIN = 10000, DRAW = 2000, EVENTS = 200, LABELS = 24;
 const PARTS = ["compute", "update", "communicate", "load", "wait"], WHOM = 6;  // columns of a bin, from 1 on
 const DOING = ["computing", "updating", "communicating", "loading data", "waiting"];
 const SIGNS = {died: "✕", joined: "▲", left: "▼", succeeded: "⇄", "went back to a checkpoint": "↶"};
@@ -63,7 +63,7 @@ const end = () => {
 // a job that is resumed goes on in the same folder
 const goOn = async () => {
   try {
-    const answer = await fetch(`state?after=${name}`);
+    const answer = document.hidden ? {} : await fetch(`state?after=${name}`);
     if (answer.ok && (await answer.json()).length) { play(false); $("replay").hidden = true; last = null; name = ""; return listen(); }
   } catch { /* its server has ended, too */ }
   setTimeout(goOn, AGAIN);
