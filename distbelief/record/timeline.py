@@ -307,10 +307,12 @@ class Timeline(msgspec.Struct):
         (before, known), account = self.accounts.get(record.role, (0.0, Updates())), Updates(record.updates)
         for staleness, count in record.staleness.items():
             low = max(0, staleness.bit_length() - DIGITS)
-            account.add(Updates(0.0, {staleness >> low << low: count}))
+            lowest = staleness >> low << low
+            account.staleness[lowest] = account.staleness.get(lowest, 0.0) + count
         self.accounts[record.role] = now, account
         more = Updates(account.updates, dict(account.staleness))
         more.add(known, -1.0)
+        more.staleness = {staleness: count for staleness, count in more.staleness.items() if count}
         self.updates[record.role].add(min(before, now), now, more)
 
     def _take_tested(self, now: float, record: records.Tested, summary: Summary) -> None:
