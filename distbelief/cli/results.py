@@ -13,6 +13,7 @@ from distbelief.cli.arguments import DataFolder, ask, ask_after, ask_of
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import OnDevice, Threaded
+from distbelief.lab import number
 from distbelief.lab.compress.options import Compression
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
@@ -84,7 +85,7 @@ def runs(args: list[str]) -> int:
     named, settings = ask_after(prog, RunsOptions, args)
     if len(named) > 1:
         raise UsageError(f"{named[1]!r} is one word too many: name one folder, {prog}")
-    from distbelief.lab.study.figures import number, percent
+    from distbelief.lab.study.figures import percent
     from distbelief.lab.study.runs import COLUMNS, choose, list_runs
 
     kept = {"task": settings.task, "strategy": settings.strategy, "state": settings.state}
