@@ -211,6 +211,14 @@ def ask_after(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[list[
     return list(words[:first]), ask(prog, kind, words[first:])
 
 
+def ask_maybe(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[str, Asked]:
+    """Read a first word, "" if it is left off, and the options after it; raise as `ask`."""
+    named, settings = ask_after(prog, kind, words)
+    if len(named) > 1:
+        raise UsageError(f"{named[1]!r} is one word too many: {prog}")
+    return "".join(named), settings
+
+
 def refuse(
     prog: str,
     words: Sequence[str],

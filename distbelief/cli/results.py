@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from distbelief.cli import teller
-from distbelief.cli.arguments import DataFolder, ask, ask_after, ask_of
+from distbelief.cli.arguments import DataFolder, ask, ask_after, ask_maybe, ask_of
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import OnDevice, Threaded
@@ -81,15 +81,12 @@ class RunsOptions:
 
 def runs(args: list[str]) -> int:
     """Run `distbelief runs [DIR] [options]`."""
-    prog = "distbelief runs [DIR]"
-    named, settings = ask_after(prog, RunsOptions, args)
-    if len(named) > 1:
-        raise UsageError(f"{named[1]!r} is one word too many: name one folder, {prog}")
+    folder, settings = ask_maybe("distbelief runs [DIR]", RunsOptions, args)
     from distbelief.lab.study.figures import percent
     from distbelief.lab.study.runs import COLUMNS, choose, list_runs
 
     kept = {"task": settings.task, "strategy": settings.strategy, "state": settings.state}
-    listed = choose(list_runs(Path(named[0] if named else "runs")), kept, settings.sort)
+    listed = choose(list_runs(Path(folder or "runs")), kept, settings.sort)
     if settings.json:
         for run in listed:
             print(msgspec.json.encode(run).decode())
@@ -182,9 +179,8 @@ def compress(args: list[str]) -> int:
     forkserver.start()
     from distbelief.lab.compress.compressing import compress as make
 
-    chosen = Compression(**{field.name: getattr(settings, field.name) for field in fields(Compression)})
     with signals.raised():
-        result = make(run, settings.out, chosen, tell=teller(settings.quiet or settings.json))
+        result = make(run, settings.out, settings, tell=teller(settings.quiet or settings.json))
     if settings.json:
         print(msgspec.json.encode(result).decode())
     elif not settings.quiet:
