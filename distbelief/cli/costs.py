@@ -14,7 +14,7 @@ from distbelief.cli import words
 from distbelief.cli.arguments import Asked, DataFolder, ask, ask_of
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
-from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, PlanRequest, SplitRequest
+from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, PlanRequest, SplitRequest, check_amounts
 from distbelief.lab.draw.schedules import LETTERS, draw_pipeline, draw_schedule, draw_svg
 from distbelief.network.graph import Routes
 from distbelief.places.topologies import topology
@@ -175,8 +175,7 @@ def split(args: list[str]) -> int:
     """Run `distbelief split TASK [options]`."""
     task, settings = _of_a_task("split", SplitOptions, args)
     check_pipeline(settings.algorithm, settings.microbatches)
-    if not 0 < settings.seconds < math.inf:
-        raise UsageError(f"--seconds {settings.seconds:g}: must be more than 0, and finite")
+    check_amounts(settings.batch_size, 1, {"seconds": settings.seconds})
     chosen, counts = optim(settings.optimizer), words.counts(settings.partitions, "--partitions", MOST)
     if ":" not in task:  # a user's module may register ways
         Split.parse(settings.split, counts[-1], settings.chunks)
