@@ -83,6 +83,14 @@ class DataFolder:
     """Folder of the data. The default is $DISTBELIEF_DATA, then the cache."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """Option that silences a command."""
+
+    quiet: bool = False
+    """Show nothing but errors."""
+
+
 class Heading(NamedTuple):
     """Heading of the help, and the options under it, separated by blanks."""
 

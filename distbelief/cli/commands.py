@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief.cli import ENDED, INTERRUPTED, options, teller
-from distbelief.cli.arguments import DataFolder, arguments_of, ask_maybe, ask_of
+from distbelief.cli.arguments import DataFolder, Quiet, arguments_of, ask_maybe, ask_of
 from distbelief.cli.costs import cost, draw, plan, split
 from distbelief.cli.results import compress, evaluate, expand, predict, report, runs
 from distbelief.cli.study import study
@@ -161,7 +161,7 @@ def status(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class JoinOptions(Threaded, DataFolder):
+class JoinOptions(Quiet, Threaded, DataFolder):
     """Add a replica on this machine to a job that runs elsewhere. The job was started with --listen, and wrote the
     ticket.
     """
@@ -170,8 +170,6 @@ class JoinOptions(Threaded, DataFolder):
     """Strategy of the job as module:Class, if it is one of your own: a ticket alone never imports code."""
     leave_within: float = 0.0
     """Seconds for this replica to finish its work after Ctrl-C or SIGTERM; 0 sets no limit."""
-    quiet: bool = False
-    """Show nothing but errors."""
 
 
 def join(args: list[str]) -> int:

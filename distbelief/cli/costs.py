@@ -122,7 +122,7 @@ def plan(args: list[str]) -> int:
     """Run `distbelief plan TASK [options]`."""
     task, settings = _of_a_task("plan", PlanOptions, args)
     chosen = optim(settings.optimizer)
-    line: dict[str, Any] = dict(words.network(settings.network))
+    line = words.network(settings.network)
     memory = words.size(settings.max_memory, "--max-memory") if settings.max_memory else None
     slow = words.slow_replicas(settings.stragglers)
     counts = words.counts(settings.replicas, "--replicas", MOST_REPLICAS) if settings.replicas else ()
@@ -179,7 +179,7 @@ def split(args: list[str]) -> int:
     chosen, counts = optim(settings.optimizer), words.counts(settings.partitions, "--partitions", MOST)
     if ":" not in task:  # a user's module may register ways
         Split.parse(settings.split, counts[-1], settings.chunks)
-    line: dict[str, Any] = dict(words.network(settings.network))
+    line = words.network(settings.network)
     if len(counts) > 1:
         return _split_scaling(task, settings, counts, chosen, line)
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))

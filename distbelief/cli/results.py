@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from distbelief.cli import teller
-from distbelief.cli.arguments import DataFolder, ask, ask_after, ask_maybe, ask_of
+from distbelief.cli.arguments import DataFolder, Quiet, ask, ask_after, ask_maybe, ask_of
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import OnDevice, Threaded
@@ -103,7 +103,7 @@ def runs(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class PredictOptions(Threaded, DataFolder):
+class PredictOptions(Quiet, Threaded, DataFolder):
     """Write the outputs of the model of a run, or the mean of several, for the test set of a task or for the inputs in
     a file (.safetensors with a tensor "inputs", or .npy). The result is a safetensors file with a tensor "outputs".
     """
@@ -119,8 +119,6 @@ class PredictOptions(Threaded, DataFolder):
     auto takes the way with the lowest price."""
     batch_size: int = 1000
     """Samples computed at once."""
-    quiet: bool = False
-    """Show nothing but errors."""
     json: bool = False
     """Show the figures as JSON."""
 
@@ -160,15 +158,13 @@ def predict(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class CompressOptions(Compression):
+class CompressOptions(Quiet, Compression):
     """Make the model of a run smaller: prune it (--keep), let its weights share a few values (--bits), code the rest
     (--huffman), and train it between these steps. The reported ratio counts every byte of the file.
     """
 
     out: str = "model.dbz"
     """File to write."""
-    quiet: bool = False
-    """Show nothing but errors."""
     json: bool = False
     """Show the result as JSON."""
 
