@@ -53,7 +53,10 @@ def _line(path: Path) -> Run:
     try:
         run = RunFolder.open(path)
         job, result = run.read_job(), _result(run)
-        accuracy = _accuracy(path, result)
+        accuracy: float | None = result.get("test_accuracy")
+        # the models of a study are measured after their jobs
+        if accuracy is None and path.name == RUN and (trial := path.parent / TRIAL).is_file():
+            accuracy = read_kept(trial, Trial).accuracy
     except (DistbeliefError, OSError):
         return Run(name, "", "", SPOILT, None, 0.0, 0)
     state = str(result["outcome"]) if result else RUNNING if run.locked else CUT_SHORT
@@ -107,12 +110,6 @@ def _alike(path: Path) -> tuple[Json, int, float]:
     settings = {name: value for name, value in job["settings"].items() if name not in ("replicas", "seed", "epochs")}
     threads = job.get("options", {}).get("threads")
     return {**common, "settings": settings, "threads": threads}, result["replicas"], result["samples_per_second"]
-
-
-def _accuracy(path: Path, result: Json) -> float | None:
-    accuracy: float | None = result.get("test_accuracy")
-    trial = path.parent / TRIAL
-    return read_kept(trial, Trial).accuracy if accuracy is None and path.name == RUN and trial.is_file() else accuracy
 
 
 def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:
