@@ -197,6 +197,11 @@ def ask(prog: str, kind: type[Asked], words: Sequence[str], meaning: str = "", d
     return kind(**read(prog, meaning or str(kind.__doc__), known, words))
 
 
+def picked(settings: object, *names: str) -> dict[str, Any]:
+    """Return some of the options of a command, by name."""
+    return {name: getattr(settings, name) for name in names}
+
+
 def ask_of(
     prog: str, what: str, kind: type[Asked], words: Sequence[str], meaning: str = "", known: str = ""
 ) -> tuple[str, Asked]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief.cli import ENDED, INTERRUPTED, options, teller
-from distbelief.cli.arguments import DataFolder, Quiet, arguments_of, ask_maybe, ask_of
+from distbelief.cli.arguments import DataFolder, Quiet, arguments_of, ask_maybe, ask_of, picked
 from distbelief.cli.costs import cost, draw, plan, split
 from distbelief.cli.results import compress, evaluate, expand, predict, report, runs
 from distbelief.cli.study import study
@@ -374,8 +374,7 @@ def check(args: list[str]) -> int:
     from distbelief.places.cluster.checking import lines, topology_of
     from distbelief.places.cluster.cluster import Cluster
 
-    names = ("hosts", "hostfile", "on", "remote_shell", "interface")
-    place = Cluster(**{name: getattr(settings, name) for name in names})
+    place = Cluster(**picked(settings, "hosts", "hostfile", "on", "remote_shell", "interface"))
     reports = place.check(task, settings.data_dir or "", bool(settings.topology_out))
     print(msgspec.json.encode(reports).decode() if settings.json else "\n".join(lines(reports)))
     if settings.topology_out:

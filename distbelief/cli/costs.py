@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief.cli import words
-from distbelief.cli.arguments import Asked, DataFolder, ask, ask_of
+from distbelief.cli.arguments import Asked, DataFolder, ask, ask_of, picked
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
 from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, PlanRequest, SplitRequest, check_amounts
@@ -72,7 +72,7 @@ def cost(args: list[str]) -> int:
     from distbelief.tasks import resolve
 
     with tables.progress(f"what {task} costs") as show:
-        request = CostRequest(**{field.name: getattr(settings, field.name) for field in fields(CostRequest)})
+        request = CostRequest(**picked(settings, *(field.name for field in fields(CostRequest))))
         costs = measure(resolve(task, settings.data_dir), request, chosen, memory, settings.seconds, show)
     return _show(settings.json, costs.as_json(), lambda: tables.show_cost(costs))
 
@@ -133,8 +133,7 @@ def plan(args: list[str]) -> int:
     from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.cluster_model import NetworkModel
 
-    names = ("machines", "topology", "strategies", "batch_size", "seconds", "data_dir")
-    known = {name: getattr(settings, name) for name in names}
+    known = picked(settings, "machines", "topology", "strategies", "batch_size", "seconds", "data_dir")
     request = PlanRequest(network=NetworkModel(**line), slow=slow, optimizer=chosen, max_memory=memory, **known)
     with tables.progress(f"planning {task}") as show:
         if counts:
@@ -208,11 +207,11 @@ def _split_scaling(
     from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.cluster_model import NetworkModel
 
-    way = {name: getattr(settings, name) for name in ("split", "chunks", "microbatches", "schedule")}
+    known = picked(settings, "batch_size", "seconds", "data_dir")
+    request = PlanRequest(network=NetworkModel(**line), optimizer=optimizer, **known)
+    way = Partitions(**picked(settings, "split", "chunks", "microbatches", "schedule"))
     with tables.progress(f"splitting {task}") as show:
-        known = {name: getattr(settings, name) for name in ("batch_size", "seconds", "data_dir")}
-        request = PlanRequest(network=NetworkModel(**line), optimizer=optimizer, **known)
-        curves = scaling(task, counts, request, Partitions(**way), show)
+        curves = scaling(task, counts, request, way, show)
     return _scaling(curves, settings)
 
 

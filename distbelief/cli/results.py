@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from distbelief.cli import teller
-from distbelief.cli.arguments import DataFolder, Quiet, ask, ask_after, ask_maybe, ask_of
+from distbelief.cli.arguments import DataFolder, Quiet, ask, ask_after, ask_maybe, ask_of, picked
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import OnDevice, Threaded
@@ -142,8 +142,7 @@ def predict(args: list[str]) -> int:
     from distbelief.record.live import figures
 
     with signals.raised(), tables.progress(f"predicting {source}") as show:
-        names = ("replicas", "batch_size", "data_dir", "device", "threads", "partitions", "split")
-        given = {name: getattr(settings, name) for name in names}
+        given = picked(settings, "replicas", "batch_size", "data_dir", "device", "threads", "partitions", "split")
         result = predicting.predict(runs, source, settings.out, told=show, **given)
     if settings.json:
         print(msgspec.json.encode(result).decode())
