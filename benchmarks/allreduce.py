@@ -15,10 +15,10 @@ from benchmarks.parts import lines
 from benchmarks.parts.peers import Peer, Peers
 from benchmarks.parts.ranks import SWAPS, play
 from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure, interleave, medians, ratio
-from distbelief.cli.tables import number
 from distbelief.core import roles
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.lab import number
 from distbelief.places.join.authority import Authority
 from distbelief.places.processes.lending import lend
 from distbelief.schedules.allreduce import ALGORITHMS, by_host, schedule

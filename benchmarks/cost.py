@@ -11,9 +11,9 @@ import msgspec
 
 from benchmarks.parts import iterations
 from benchmarks.parts.timing import BenchOptions, Measured, Table, check_names, figure
-from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
+from distbelief.lab import number
 from distbelief.lab.cost import profile
 from distbelief.lab.cost.cost import sample_of
 from distbelief.lab.cost.profile import ladder

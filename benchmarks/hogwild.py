@@ -9,9 +9,9 @@ from functools import partial
 
 from benchmarks.parts import loops, workloads
 from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, rate_rows, rates, ratio
-from distbelief.cli.tables import number
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
+from distbelief.lab import number
 from distbelief.strategies import Hogwild, Locking
 from distbelief.strategies.parameter_server.options import InMemory
 from distbelief.tasks import as_data, resolve

@@ -21,11 +21,11 @@ from typing import Any
 
 from benchmarks.parts import lines
 from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, check_names, figure
-from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.job import Job
+from distbelief.lab import number
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.virtual_cluster import Crash

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from benchmarks.parts import workloads
 from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure
-from distbelief.cli.tables import number
 from distbelief.core import roles
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
+from distbelief.lab import number
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Downpour, Strategy
 from distbelief.strategies.base import DIRECT, SERVED

@@ -20,9 +20,9 @@ from benchmarks.parts.timing import (
     interleave,
     spread,
 )
-from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
 from distbelief.core.records import Json
+from distbelief.lab import number
 from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.plan.candidates import PLANNED, candidates
 from distbelief.lab.plan.halving import MOST_EPOCHS

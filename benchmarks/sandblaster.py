@@ -16,10 +16,10 @@ import torch
 from benchmarks.parts import loops, workloads
 from benchmarks.parts.peers import Peers
 from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, medians, ratio
-from distbelief.cli.tables import number
 from distbelief.core.records import Json
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
+from distbelief.lab import number
 from distbelief.strategies import Sandblaster
 from distbelief.tasks import as_data, resolve
 from distbelief.tasks.worker import Trainer, build_model

@@ -11,9 +11,9 @@ from functools import partial
 
 from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, ratio
 from benchmarks.parts.workloads import counted
-from distbelief.cli.tables import number
 from distbelief.core.messages import Message
 from distbelief.job import Job
+from distbelief.lab import number
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.places.simulated.simulation import Simulation
 from distbelief.strategies import Downpour

@@ -21,9 +21,9 @@ from benchmarks.parts.timing import (
     rates,
     ratio,
 )
-from distbelief.cli.tables import number
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.lab import number
 from distbelief.tasks.worker import placed
 
 WORKLOADS = "benchmarks.parts.workloads:"

@@ -18,9 +18,9 @@ from typing import IO
 
 from benchmarks.parts import workloads
 from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, rates, ratio
-from distbelief.cli.tables import number
 from distbelief.core.optimizer import optim
 from distbelief.errors import JobFailed
+from distbelief.lab import number
 from distbelief.places.status import status
 from distbelief.strategies import Downpour
 

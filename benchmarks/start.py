@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.parts.timing import BenchOptions, Measured, Table, figure, interleave, ratio, spread
-from distbelief.cli.tables import number
 from distbelief.errors import JobFailed
+from distbelief.lab import number
 
 TIMES = 2.5
 """Target: time to the first step, relative to Python's import of torch."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.parts.timing import Figure, figure, figure_row
-from distbelief.cli.tables import number
 from distbelief.errors import UsageError
+from distbelief.lab import number
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ def _row(figures: Sequence[Figure], runs: int) -> str:
     """Make a row of the table.
 
     >>> _row([figure("rate", rate, 2.0) for rate in (1.0, 3.0, 2.0)], 3)
-    '| rate | >= 2.0 | 2.0 | 1.0 to 3.0 | reached |'
+    '| rate | >= 2 | 2 | 1 to 3 | reached |'
     """
     first, measured = figures[0], [one["measured"] for one in figures]
     middle = figure(first["what"], statistics.median(measured), first["promised"], first["better"] == "lower")

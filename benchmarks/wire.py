@@ -12,9 +12,9 @@ from benchmarks.parts import limits
 from benchmarks.parts.peers import Peers
 from benchmarks.parts.shards import Does, Ours
 from benchmarks.parts.timing import BenchOptions, Figure, Measured, Table, figure, interleave, medians, ratio, spread
-from distbelief.cli.tables import number
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.lab import number
 from distbelief.places.evaluate import threads
 
 OURS: Mapping[str, tuple[str, bool, Does]] = {

@@ -18,6 +18,7 @@ from distbelief.lab.cost.cost import sample_of
 from distbelief.lab.cost.trace import Tracer
 from distbelief.lab.plan.candidates import Machines, PlanCandidate
 from distbelief.lab.plan.pricing import STEPS, PricedCluster, Pricing
+from distbelief.lab.study.figures import efficiency
 from distbelief.places.simulated.handling import Handling
 from distbelief.strategies import Allreduce, Single
 from distbelief.tasks import as_data, resolve
@@ -60,7 +61,7 @@ def efficiencies(one: Net, network: NetworkModel, replicas: Sequence[int] = REPL
         return one.pricing.price(candidate, cluster).samples_per_second
 
     alone = rate(1)
-    return [rate(count) / (count * alone) for count in replicas]
+    return [efficiency(rate(count), count, alone) for count in replicas]
 
 
 def falls(found: Sequence[float], replicas: Sequence[int] = REPLICAS) -> int | None:

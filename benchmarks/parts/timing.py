@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from distbelief.cli.tables import number, show
+from distbelief.cli.tables import show
 from distbelief.core.records import Json
 from distbelief.errors import UsageError, unknown
+from distbelief.lab import number
 from distbelief.record.limits import machine
 
 REPEATS_LIMIT = 1000

@@ -83,6 +83,14 @@ class DataFolder:
     """Folder of the data. The default is $DISTBELIEF_DATA, then the cache."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """Option that silences a command."""
+
+    quiet: bool = False
+    """Show nothing but errors."""
+
+
 class Heading(NamedTuple):
     """Heading of the help, and the options under it, separated by blanks."""
 
@@ -189,6 +197,11 @@ def ask(prog: str, kind: type[Asked], words: Sequence[str], meaning: str = "", d
     return kind(**read(prog, meaning or str(kind.__doc__), known, words))
 
 
+def picked(settings: object, *names: str) -> dict[str, Any]:
+    """Return some of the options of a command, by name."""
+    return {name: getattr(settings, name) for name in names}
+
+
 def ask_of(
     prog: str, what: str, kind: type[Asked], words: Sequence[str], meaning: str = "", known: str = ""
 ) -> tuple[str, Asked]:
@@ -209,6 +222,14 @@ def ask_after(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[list[
     """Read the words before the options, and the options; raise as `ask`."""
     first = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:first]), ask(prog, kind, words[first:])
+
+
+def ask_maybe(prog: str, kind: type[Asked], words: Sequence[str]) -> tuple[str, Asked]:
+    """Read a first word, "" if it is left off, and the options after it; raise as `ask`."""
+    named, settings = ask_after(prog, kind, words)
+    if len(named) > 1:
+        raise UsageError(f"{named[1]!r} is one word too many: {prog}")
+    return "".join(named), settings
 
 
 def refuse(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief.cli import ENDED, INTERRUPTED, options, teller
-from distbelief.cli.arguments import DataFolder, arguments_of, ask, ask_of
+from distbelief.cli.arguments import DataFolder, Quiet, arguments_of, ask_maybe, ask_of, picked
 from distbelief.cli.costs import cost, draw, plan, split
 from distbelief.cli.results import compress, evaluate, expand, predict, report, runs
 from distbelief.cli.study import study
@@ -27,6 +27,7 @@ from distbelief.errors import JobFailed, UsageError
 from distbelief.job import Threaded
 from distbelief.places.processes.script import name_of
 from distbelief.places.view import View
+from distbelief.record.summary import many
 from distbelief.references import TASKS, check_task
 from distbelief.strategies import STRATEGIES, find
 
@@ -160,7 +161,7 @@ def status(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class JoinOptions(Threaded, DataFolder):
+class JoinOptions(Quiet, Threaded, DataFolder):
     """Add a replica on this machine to a job that runs elsewhere. The job was started with --listen, and wrote the
     ticket.
     """
@@ -169,29 +170,20 @@ class JoinOptions(Threaded, DataFolder):
     """Strategy of the job as module:Class, if it is one of your own: a ticket alone never imports code."""
     leave_within: float = 0.0
     """Seconds for this replica to finish its work after Ctrl-C or SIGTERM; 0 sets no limit."""
-    quiet: bool = False
-    """Show nothing but errors."""
 
 
 def join(args: list[str]) -> int:
     """Run `distbelief join TICKET [options] [script.py|-m module [args...]]`."""
-    prog = "distbelief join TICKET"
-    if not args or args[0] in ("--help", "-h"):
-        if args:
-            ask(prog, JoinOptions, ["--help"])
-        raise UsageError(f"which ticket? Write its file: {prog}")
-    if args[0].startswith("-"):
-        raise UsageError(f"{args[0]}: write the ticket first: {prog} [options] [script.py|-m module [args...]]")
     flags, script = options.split_script(arguments_of(JoinOptions), args[1:])
-    chosen = ask(prog, JoinOptions, flags)
+    ticket, chosen = ask_of("distbelief join TICKET", "ticket", JoinOptions, [*args[:1], *flags])
     for check_process in chosen.process_checks():
         check_process()
     tell = teller(chosen.quiet)
-    tell(f"joining by {args[0]}")
+    tell(f"joining by {ticket}")
     from distbelief.places.join.guest import Guest
 
     Guest(
-        args[0], script, chosen.data_dir, chosen.device, chosen.threads, tell, chosen.strategy, chosen.leave_within
+        ticket, script, chosen.data_dir, chosen.device, chosen.threads, tell, chosen.strategy, chosen.leave_within
     ).run()
     return 0
 
@@ -207,7 +199,7 @@ def leave(args: list[str]) -> int:
     from distbelief.places.join.guest import leave as ask
 
     count = ask(args[0])
-    asked = f"asked {count} replica{'' if count == 1 else 's'} to leave"
+    asked = f"asked {many(count, 'replica')} to leave"
     print(asked if count else "no replica on this machine has joined with this ticket")
     return 0 if count else 1
 
@@ -369,15 +361,9 @@ class CheckOptions(DataFolder):
     """Show the report as JSON."""
 
 
-PROG = "distbelief check [TASK]"
-
-
 def check(args: list[str]) -> int:
     """Run `distbelief check [TASK] --hosts a:4,b:4 [options]`; return 1 if there are problems."""
-    words = args[:1] if args and not args[0].startswith("-") else []
-    rest = args[len(words) :]
-    settings = ask(PROG, CheckOptions, rest)
-    task = words[0] if words else ""
+    task, settings = ask_maybe("distbelief check [TASK]", CheckOptions, args)
     if task:
         check_task(task)
     elif settings.data_dir:
@@ -388,8 +374,7 @@ def check(args: list[str]) -> int:
     from distbelief.places.cluster.checking import lines, topology_of
     from distbelief.places.cluster.cluster import Cluster
 
-    names = ("hosts", "hostfile", "on", "remote_shell", "interface")
-    place = Cluster(**{name: getattr(settings, name) for name in names})
+    place = Cluster(**picked(settings, "hosts", "hostfile", "on", "remote_shell", "interface"))
     reports = place.check(task, settings.data_dir or "", bool(settings.topology_out))
     print(msgspec.json.encode(reports).decode() if settings.json else "\n".join(lines(reports)))
     if settings.topology_out:

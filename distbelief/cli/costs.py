@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distbelief.cli import words
-from distbelief.cli.arguments import Asked, DataFolder, ask, ask_of
+from distbelief.cli.arguments import Asked, DataFolder, ask, ask_of, picked
 from distbelief.core.optimizer import Optimizer, optim
 from distbelief.errors import UsageError
-from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, PlanRequest, SplitRequest
+from distbelief.lab.cost.options import MOST_REPLICAS, CostRequest, PlanRequest, SplitRequest, check_amounts
 from distbelief.lab.draw.schedules import LETTERS, draw_pipeline, draw_schedule, draw_svg
 from distbelief.network.graph import Routes
 from distbelief.places.topologies import topology
@@ -72,7 +72,7 @@ def cost(args: list[str]) -> int:
     from distbelief.tasks import resolve
 
     with tables.progress(f"what {task} costs") as show:
-        request = CostRequest(**{field.name: getattr(settings, field.name) for field in fields(CostRequest)})
+        request = CostRequest(**picked(settings, *(field.name for field in fields(CostRequest))))
         costs = measure(resolve(task, settings.data_dir), request, chosen, memory, settings.seconds, show)
     return _show(settings.json, costs.as_json(), lambda: tables.show_cost(costs))
 
@@ -122,7 +122,7 @@ def plan(args: list[str]) -> int:
     """Run `distbelief plan TASK [options]`."""
     task, settings = _of_a_task("plan", PlanOptions, args)
     chosen = optim(settings.optimizer)
-    line: dict[str, Any] = dict(words.network(settings.network))
+    line = words.network(settings.network)
     memory = words.size(settings.max_memory, "--max-memory") if settings.max_memory else None
     slow = words.slow_replicas(settings.stragglers)
     counts = words.counts(settings.replicas, "--replicas", MOST_REPLICAS) if settings.replicas else ()
@@ -133,8 +133,7 @@ def plan(args: list[str]) -> int:
     from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.cluster_model import NetworkModel
 
-    names = ("machines", "topology", "strategies", "batch_size", "seconds", "data_dir")
-    known = {name: getattr(settings, name) for name in names}
+    known = picked(settings, "machines", "topology", "strategies", "batch_size", "seconds", "data_dir")
     request = PlanRequest(network=NetworkModel(**line), slow=slow, optimizer=chosen, max_memory=memory, **known)
     with tables.progress(f"planning {task}") as show:
         if counts:
@@ -175,12 +174,11 @@ def split(args: list[str]) -> int:
     """Run `distbelief split TASK [options]`."""
     task, settings = _of_a_task("split", SplitOptions, args)
     check_pipeline(settings.algorithm, settings.microbatches)
-    if not 0 < settings.seconds < math.inf:
-        raise UsageError(f"--seconds {settings.seconds:g}: must be more than 0, and finite")
+    check_amounts(settings.batch_size, 1, {"seconds": settings.seconds})
     chosen, counts = optim(settings.optimizer), words.counts(settings.partitions, "--partitions", MOST)
     if ":" not in task:  # a user's module may register ways
         Split.parse(settings.split, counts[-1], settings.chunks)
-    line: dict[str, Any] = dict(words.network(settings.network))
+    line = words.network(settings.network)
     if len(counts) > 1:
         return _split_scaling(task, settings, counts, chosen, line)
     link = LinkModel(line.get("latency", 0.0), line.get("bandwidth", math.inf))
@@ -209,11 +207,11 @@ def _split_scaling(
     from distbelief.lab.plan.scaling import scaling
     from distbelief.transport.cluster_model import NetworkModel
 
-    way = {name: getattr(settings, name) for name in ("split", "chunks", "microbatches", "schedule")}
+    known = picked(settings, "batch_size", "seconds", "data_dir")
+    request = PlanRequest(network=NetworkModel(**line), optimizer=optimizer, **known)
+    way = Partitions(**picked(settings, "split", "chunks", "microbatches", "schedule"))
     with tables.progress(f"splitting {task}") as show:
-        known = {name: getattr(settings, name) for name in ("batch_size", "seconds", "data_dir")}
-        request = PlanRequest(network=NetworkModel(**line), optimizer=optimizer, **known)
-        curves = scaling(task, counts, request, Partitions(**way), show)
+        curves = scaling(task, counts, request, way, show)
     return _scaling(curves, settings)
 
 

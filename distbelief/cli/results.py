@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from distbelief.cli import teller
-from distbelief.cli.arguments import DataFolder, ask, ask_after, ask_of
+from distbelief.cli.arguments import DataFolder, Quiet, ask, ask_after, ask_maybe, ask_of, picked
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
 from distbelief.job import OnDevice, Threaded
+from distbelief.lab import number
 from distbelief.lab.compress.options import Compression
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
@@ -80,15 +81,12 @@ class RunsOptions:
 
 def runs(args: list[str]) -> int:
     """Run `distbelief runs [DIR] [options]`."""
-    prog = "distbelief runs [DIR]"
-    named, settings = ask_after(prog, RunsOptions, args)
-    if len(named) > 1:
-        raise UsageError(f"{named[1]!r} is one word too many: name one folder, {prog}")
-    from distbelief.lab.study.figures import number, percent
+    folder, settings = ask_maybe("distbelief runs [DIR]", RunsOptions, args)
+    from distbelief.lab.study.figures import percent
     from distbelief.lab.study.runs import COLUMNS, choose, list_runs
 
     kept = {"task": settings.task, "strategy": settings.strategy, "state": settings.state}
-    listed = choose(list_runs(Path(named[0] if named else "runs")), kept, settings.sort)
+    listed = choose(list_runs(Path(folder or "runs")), kept, settings.sort)
     if settings.json:
         for run in listed:
             print(msgspec.json.encode(run).decode())
@@ -105,7 +103,7 @@ def runs(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class PredictOptions(Threaded, DataFolder):
+class PredictOptions(Quiet, Threaded, DataFolder):
     """Write the outputs of the model of a run, or the mean of several, for the test set of a task or for the inputs in
     a file (.safetensors with a tensor "inputs", or .npy). The result is a safetensors file with a tensor "outputs".
     """
@@ -121,8 +119,6 @@ class PredictOptions(Threaded, DataFolder):
     auto takes the way with the lowest price."""
     batch_size: int = 1000
     """Samples computed at once."""
-    quiet: bool = False
-    """Show nothing but errors."""
     json: bool = False
     """Show the figures as JSON."""
 
@@ -146,8 +142,7 @@ def predict(args: list[str]) -> int:
     from distbelief.record.live import figures
 
     with signals.raised(), tables.progress(f"predicting {source}") as show:
-        names = ("replicas", "batch_size", "data_dir", "device", "threads", "partitions", "split")
-        given = {name: getattr(settings, name) for name in names}
+        given = picked(settings, "replicas", "batch_size", "data_dir", "device", "threads", "partitions", "split")
         result = predicting.predict(runs, source, settings.out, told=show, **given)
     if settings.json:
         print(msgspec.json.encode(result).decode())
@@ -162,15 +157,13 @@ def predict(args: list[str]) -> int:
 
 
 @dataclass(frozen=True)
-class CompressOptions(Compression):
+class CompressOptions(Quiet, Compression):
     """Make the model of a run smaller: prune it (--keep), let its weights share a few values (--bits), code the rest
     (--huffman), and train it between these steps. The reported ratio counts every byte of the file.
     """
 
     out: str = "model.dbz"
     """File to write."""
-    quiet: bool = False
-    """Show nothing but errors."""
     json: bool = False
     """Show the result as JSON."""
 
@@ -181,9 +174,8 @@ def compress(args: list[str]) -> int:
     forkserver.start()
     from distbelief.lab.compress.compressing import compress as make
 
-    chosen = Compression(**{field.name: getattr(settings, field.name) for field in fields(Compression)})
     with signals.raised():
-        result = make(run, settings.out, chosen, tell=teller(settings.quiet or settings.json))
+        result = make(run, settings.out, settings, tell=teller(settings.quiet or settings.json))
     if settings.json:
         print(msgspec.json.encode(result).decode())
     elif not settings.quiet:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distbelief.cli import options, teller
-from distbelief.cli.arguments import DataFolder, ask_of
+from distbelief.cli.arguments import DataFolder, Quiet, ask_of
 from distbelief.cli.results import parse_compression
 from distbelief.core.settings import at_least
 from distbelief.errors import UsageError
@@ -45,7 +45,7 @@ COMMANDS = {"local": "train", "simulated": "simulate"}
 
 
 @dataclass(frozen=True)
-class StudyOptions(DataFolder):
+class StudyOptions(Quiet, DataFolder):
     """Run a study of the package, or one in a TOML file. Its trials run one after the other and take hours; after an
     interruption the same command continues.
     """
@@ -58,14 +58,12 @@ class StudyOptions(DataFolder):
     """Number of seeds, counted from the study's first one; 0 takes the study's own seeds."""
     replicas: tuple[int, ...] = ()
     """Numbers of replicas to compare, instead of the study's."""
-    quiet: bool = False
-    """Show nothing but errors."""
 
 
 def study(args: list[str]) -> int:
     """Run `distbelief study NAME|FILE.toml [options]`."""
-    known = f"the package's own: {_names()}"
-    meaning = f"{StudyOptions.__doc__} Studies: {_names()}"
+    names = ", ".join(definition.names())
+    known, meaning = f"the package's own: {names}", f"{StudyOptions.__doc__} Studies: {names}"
     name, settings = ask_of("distbelief study NAME|FILE.toml", "study", StudyOptions, args, meaning, known)
     file = definition.find(name)
     at_least(settings, 0, ("seeds",), {})
@@ -125,7 +123,3 @@ def check(read: Study, file: Path, more: Sequence[str] = ()) -> None:
                 continue
             place, job = _place_and_job(arm, [*words, *more])
             place.settings(job)
-
-
-def _names() -> str:
-    return ", ".join(definition.names())

@@ -10,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from distbelief.core.records import Json
+from distbelief.lab import number
 from distbelief.lab.cost.cost import MARGIN, PER_MILLION, SPARE, UNITS, TrainingCost
 from distbelief.lab.cost.splitting import KINDS as HELD
 from distbelief.lab.cost.splitting import PartitionCost, SplitCost
 from distbelief.lab.cost.trace import KINDS, REST, WHOLE
 from distbelief.lab.plan.plan import Row, TrainingPlan
 from distbelief.lab.plan.scaling import Scaling, ScalingPoint
-from distbelief.record.summary import PARTS
+from distbelief.record.summary import PARTS, duration
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -33,17 +34,6 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 def count(value: int) -> str:
     """Format a count; "" for none."""
     return f"{value:,}" if value else ""
-
-
-def number(value: float) -> str:
-    """Format a number with three significant digits.
-
-    >>> number(0.45678), number(123456.7), number(12.0)
-    ('0.457', '123,457', '12.0')
-    """
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value < 1 else f"{value:.3g}" if value % 1 else f"{value:.1f}"
 
 
 @contextlib.contextmanager
@@ -143,7 +133,7 @@ def _words(cost: TrainingCost) -> Iterator[str]:
         charges = cost.charges(epochs)
         more = [f"{charges['kilowatt_hours']:.3g} kWh"] if cost.request.watts is not None else []
         more += [f"a price of {charges['price']:.3g}"] if cost.request.price_per_hour is not None else []
-        yield f"{'an epoch' if epochs == 1 else f'{epochs} epochs'}: {', '.join([_time(charges['seconds']), *more])}"
+        yield f"{'an epoch' if epochs == 1 else f'{epochs} epochs'}: {', '.join([duration(charges['seconds']), *more])}"
     charges = cost.charges(1)
     million = [f"{charges[name + PER_MILLION]:.3g} {unit}" for name, unit in UNITS.items() if name in charges]
     yield f"normalised, for a million samples: {', '.join(million)}"
@@ -154,17 +144,6 @@ def _words(cost: TrainingCost) -> Iterator[str]:
             "keeps freed memory and needs a margin of 60 %"
         )
     yield from (f"note: {note}" for note in cost.notes)
-
-
-def _time(seconds: float) -> str:
-    """Format a time in a unit of its size.
-
-    >>> _time(0.5), _time(90.0), _time(9000.0)
-    ('0.500 s', '1.5 min', '2.5 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.3f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 COLUMNS = ("", "what", "samples/s", "step, ms", *PARTS, "for", "memory, GB", "MB a step")

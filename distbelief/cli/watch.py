@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from distbelief.cli.arguments import ask_after
+from distbelief.cli.arguments import ask_maybe
 from distbelief.errors import UsageError
 
 PROG = "distbelief watch [RUN]"
@@ -31,16 +31,14 @@ class WatchOptions:
 
 def watch(args: list[str]) -> int:
     """Run `distbelief watch [RUN] [options]`."""
-    named, settings = ask_after(PROG, WatchOptions, args)
-    if len(named) > 1:
-        raise UsageError(f"{named[1]!r} is one word too many: {PROG}")
+    named, settings = ask_maybe(PROG, WatchOptions, args)
     need_packages()
     from distbelief.lab.watch import serving
     from distbelief.lab.watch.control import press
     from distbelief.lab.watch.reading import Reading, newest
     from distbelief.places.status import supervisor
 
-    run = Path(named[0]) if named else newest(Path("runs"))
+    run = Path(named) if named else newest(Path("runs"))
     if run is None:
         raise UsageError(f"there is no run under runs/: name its folder, {PROG}")
     reader = Reading(run)

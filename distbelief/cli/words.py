@@ -84,7 +84,7 @@ def fraction(text: str, where: str) -> float:
     return value
 
 
-def network(text: str) -> dict[str, float]:
+def network(text: str) -> dict[str, Any]:
     """Read the fields of a `NetworkModel` from `--network`.
 
     >>> network("latency=50us,bandwidth=10Gbit,jitter=0.1")

@@ -34,7 +34,7 @@ LARGEST = 65504.0
 class Autocast:
     """Losses and gradients of a model in float32, bf16 or fp16.
 
-    `precision` is one of these. `tell` is called with a line about overflows.
+    `precision` is one of these. Overflows are told on stderr.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> _ = layer.weight.data.fill_(1.0)
@@ -43,8 +43,8 @@ class Autocast:
     (tensor(2., dtype=torch.bfloat16, grad_fn=<SumBackward0>), tensor([[1., 1.]]))
     """
 
-    def __init__(self, precision: str, model: nn.Module, tell: Callable[[str], None] | None = None) -> None:
-        self.precision, self._model, self._tell = precision, model, tell or _to_stderr
+    def __init__(self, precision: str, model: nn.Module) -> None:
+        self.precision, self._model = precision, model
         self.scale = FIRST_SCALE if precision == "fp16" else 1.0
         self.overflows = 0
         """Number of minibatches that were computed again."""
@@ -102,9 +102,11 @@ class Autocast:
         for buffer, before in zip(self._model.buffers(), kept, strict=True):
             buffer.copy_(before)
         if self.overflows & (self.overflows - 1) == 0:
-            self._tell(
-                f"fp16: {self.overflows} gradients overflowed so far; each was computed again, and the loss is now "
-                f"scaled by {self.scale:g}"
+            print(
+                f"distbelief: fp16: {self.overflows} gradients overflowed so far; each was computed again, and the "
+                f"loss is now scaled by {self.scale:g}",
+                file=sys.stderr,
+                flush=True,
             )
 
     def _explain(self) -> None:
@@ -119,10 +121,6 @@ class Autocast:
 
 def _values(gradient: Tensor) -> Tensor:
     return gradient._values() if gradient.is_sparse else gradient
-
-
-def _to_stderr(line: str) -> None:
-    print(f"distbelief: {line}", file=sys.stderr, flush=True)
 
 
 aten = torch.ops.aten

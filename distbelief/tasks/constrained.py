@@ -48,10 +48,14 @@ class Constrained(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the weight, made of its kept values or of its codebook."""
-        kept = values if self.ids is None else values.index_select(0, self.ids)
+        kept = self.looked_up(values)
         if self.positions is not None:
-            kept = kept.new_zeros(self._size).index_copy(0, self.positions, kept)
+            kept = kept.new_zeros(self._size).index_copy(0, self.positions.long(), kept)
         return kept.view(self._shape)
+
+    def looked_up(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the kept values."""
+        return values if self.ids is None else values.index_select(0, self.ids)
 
     def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the values that the file has for the weight."""

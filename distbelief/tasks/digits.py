@@ -101,7 +101,18 @@ def mnist(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist().model().parameters())
     266610
     """
-    return mnist_task("mnist", _mlp, data_dir, (784,))
+    return mnist_task(
+        "mnist",
+        lambda: sequential(
+            fc1=nn.Linear(784, 300),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(300, 100),
+            relu2=nn.ReLU(),
+            fc3=nn.Linear(100, CLASSES),
+        ),
+        data_dir,
+        (784,),
+    )
 
 
 def mnist_lenet(data_dir: str | None = None) -> Task:
@@ -120,16 +131,6 @@ def mnist_task(reference: str, model: Callable[[], nn.Module], data_dir: str | N
     load = partial(load_mnist, data_dir, shape)
     return Task(data_dir=data_dir, model=model, train=partial(load, "train"), test=partial(load, "t10k")).named(
         reference
-    )
-
-
-def _mlp() -> nn.Module:
-    return sequential(
-        fc1=nn.Linear(784, 300),
-        relu1=nn.ReLU(),
-        fc2=nn.Linear(300, 100),
-        relu2=nn.ReLU(),
-        fc3=nn.Linear(100, CLASSES),
     )
 
 

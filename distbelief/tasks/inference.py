@@ -18,7 +18,7 @@ from distbelief.codecs.stored import Stored
 from distbelief.core.values import admit, shown
 from distbelief.errors import UsageError, unknown
 from distbelief.references import TASKS
-from distbelief.tasks.constrained import fill
+from distbelief.tasks.constrained import Constrained, fill
 from distbelief.tasks.task import Task, resolve
 
 INFERENCES = ("float32", "int8", "ids")
@@ -160,7 +160,7 @@ def _replace_weights(model: nn.Module, file: ModelFile | None) -> None:
     model.requires_grad_(False)
 
 
-class FromIds(nn.Module):
+class FromIds(Constrained):
     """The parametrization of a weight that is looked up by its ids at each use.
 
     Two ids of at most 4 bits share a byte, and both values are looked up at once.
@@ -173,36 +173,27 @@ class FromIds(nn.Module):
     """
 
     ids: Tensor
-    positions: Tensor | None
 
     def __init__(self, stored: Stored) -> None:
-        super().__init__()
+        super().__init__(stored)
         assert stored.ids is not None
-        self._shape, self._size, self._kept = stored.shape, stored.size, stored.kept
+        self._kept = stored.kept
         ids = torch.from_numpy(stored.ids.astype(np.int32))
         if stored.bits <= PAIRED_BITS:
             both = functional.pad(ids, (0, len(ids) % 2)).view(-1, 2)
             ids = (both[:, 0] << PAIRED_BITS | both[:, 1]).to(torch.uint8)
             values = functional.pad(stored.values, (0, (1 << PAIRED_BITS) - len(stored.values)))
             pairs = torch.arange(1 << 2 * PAIRED_BITS)
-            self._table = torch.stack((values[pairs >> PAIRED_BITS], values[pairs % (1 << PAIRED_BITS)]), 1)
+            self._values = torch.stack((values[pairs >> PAIRED_BITS], values[pairs % (1 << PAIRED_BITS)]), 1)
         else:
             ids = ids.to(torch.uint8 if stored.bits <= 8 else torch.int16)
-            self._table = stored.values[:, None].clone()
-        places = None if stored.positions is None else torch.from_numpy(stored.positions.astype(np.int32))
-        self.register_buffer("ids", ids, persistent=False)
-        self.register_buffer("positions", places, persistent=False)
+            self._values = stored.values[:, None].clone()
+        self.ids = ids
+        self.positions = None if self.positions is None else self.positions.int()
 
-    def forward(self, table: Tensor) -> Tensor:
-        """Look up the weight."""
-        kept = table.index_select(0, self.ids.int()).flatten()[: self._kept]
-        if self.positions is not None:
-            kept = kept.new_zeros(self._size).index_copy(0, self.positions.long(), kept)
-        return kept.view(self._shape)
-
-    def right_inverse(self, weight: Tensor) -> Tensor:
-        """Return the table that replaces the weight."""
-        return self._table.to(weight)
+    def looked_up(self, table: Tensor) -> Tensor:
+        """Return the kept values, from a table of single ones or of pairs."""
+        return table.index_select(0, self.ids.int()).flatten()[: self._kept]
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | str | None = None, inference: str = "float32") -> nn.Module:

@@ -234,18 +234,19 @@ def mnist_inception(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_inception().model().parameters())
     42918
     """
-    return mnist_task("mnist-inception", _model, data_dir, IMAGE)
-
-
-def _model() -> nn.Module:
-    return sequential(
-        conv1=nn.Conv2d(1, 48, 5, padding=2),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
-        inception=Inception(48, 16, (24, 32), (4, 8), 8),
-        pool2=nn.MaxPool2d(2),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(64 * 7 * 7, 10),
+    return mnist_task(
+        "mnist-inception",
+        lambda: sequential(
+            conv1=nn.Conv2d(1, 48, 5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            inception=Inception(48, 16, (24, 32), (4, 8), 8),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * 7 * 7, DIGITS),
+        ),
+        data_dir,
+        IMAGE,
     )
 
 
@@ -273,7 +274,23 @@ def mnist_alexnet(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_alexnet().model().parameters())
     418580
     """
-    return mnist_task("mnist-alexnet", _small, data_dir, IMAGE)
+    return mnist_task(
+        "mnist-alexnet",
+        lambda: sequential(
+            conv1=nn.Conv2d(1, 20, 5),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(20, 50, 5, groups=2),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(50 * 4 * 4, 500),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(500, DIGITS),
+        ),
+        data_dir,
+        IMAGE,
+    )
 
 
 def convolutional(filters: Sequence[int] = (96, 256, 384, 384, 256), columns: int = 2) -> nn.Module:
@@ -303,19 +320,4 @@ def convolutional(filters: Sequence[int] = (96, 256, 384, 384, 256), columns: in
         fc2=nn.Linear(4096, 4096),
         relu7=nn.ReLU(),
         fc3=nn.Linear(4096, CLASSES),
-    )
-
-
-def _small() -> nn.Module:
-    return sequential(
-        conv1=nn.Conv2d(1, 20, 5),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
-        conv2=nn.Conv2d(20, 50, 5, groups=2),
-        relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(50 * 4 * 4, 500),
-        relu3=nn.ReLU(),
-        fc2=nn.Linear(500, 10),
     )

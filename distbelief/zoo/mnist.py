@@ -103,16 +103,17 @@ def mnist_local(data_dir: str | None = None) -> Task:
     >>> sum(p.numel() for p in mnist_local().model().parameters())
     298178
     """
-    return mnist_task("mnist-local", _local, data_dir, IMAGE)
-
-
-def _local() -> nn.Module:
-    return sequential(
-        local1=LocallyConnected(1, MAPS, (28, 28), PATCH),
-        relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(3, stride=2),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(MAPS * 9 * 9, CLASSES),
+    return mnist_task(
+        "mnist-local",
+        lambda: sequential(
+            local1=LocallyConnected(1, MAPS, (28, 28), PATCH),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(3, stride=2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(MAPS * 9 * 9, CLASSES),
+        ),
+        data_dir,
+        IMAGE,
     )
 
 

@@ -27,15 +27,15 @@ def test_a_table_has_the_median_of_the_runs_and_what_they_lie_between(tmp_path: 
     assert lines[0].startswith("`python -m benchmarks wire --repeats 4`, runs of ")
     assert lines[0].count(json.loads(Path(paths[0]).read_text())["machine"]["date"][:10]) == 3
     assert lines[-2:] == [
-        "| figure 0 | >= 2.0 | 2.5 | 1.0 to 5.0 | reached |",
-        "| figure 1 | <= 2.0 | 2.5 | 1.0 to 3.0 | not reached |",
+        "| figure 0 | >= 2 | 2.5 | 1 to 5 | reached |",
+        "| figure 1 | <= 2 | 2.5 | 1 to 3 | not reached |",
     ]
 
 
 def test_one_run_has_no_spread_and_a_figure_that_not_all_have_says_so(tmp_path: Path) -> None:
     one, more = written(tmp_path, "one", 3.0), written(tmp_path, "more", 4.0, 1.0)
-    assert table([one]).splitlines()[-1] == "| figure 0 | >= 2.0 | 3.0 | one run | reached |"
-    assert table([one, more, more]).splitlines()[-1] == "| figure 1 | <= 2.0 | 1.0 | 1.0 to 1.0 (2 runs) | reached |"
+    assert table([one]).splitlines()[-1] == "| figure 0 | >= 2 | 3 | one run | reached |"
+    assert table([one, more, more]).splitlines()[-1] == "| figure 1 | <= 2 | 1 | 1 to 1 (2 runs) | reached |"
 
 
 def test_what_is_no_run_or_another_run_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from distbelief.cli import tables
 from distbelief.core.optimizer import LEARNING_RATES, optim
 from distbelief.errors import TrainingError, UsageError
+from distbelief.lab import number
 from distbelief.lab.cost import cost, profile, trace
 from distbelief.lab.cost.cost import compare
 from distbelief.lab.cost.options import CostRequest
@@ -564,7 +565,7 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
     ):  # fmt: skip
         maps, gradients = (f"{one.get(layer, 0) / 1e6:.3f}" for one in (trace.maps, trace.gradients))
         assert [layer, kind, output, parameters, multiply_adds, "0", "0", maps, gradients] in rows
-    point, number = found.point, tables.number
+    point = found.point
     for part, seconds in (("input", 0.0), ("forward", point.forward), ("backward", point.backward),
                           ("update, adam", 0.0), ("an iteration", found.step)):  # fmt: skip
         assert [part, number(1e3 * seconds), f"{seconds / found.step:.0%}"] in rows
@@ -573,8 +574,8 @@ def test_tables_have_a_row_for_each_layer_part_optimizer_and_kind_and_words_say_
         assert [kind, f"{trace.memory[kind] / 1e6:.3f}"] in rows
     # 8 samples of a millisecond
     assert any(line.startswith("1,000 samples/s; ") for line in lines)
-    assert "an epoch: 0.008 s, 2.22e-07 kWh, a price of 8e-06" in lines
-    assert "5 epochs: 0.040 s, 1.11e-06 kWh, a price of 4e-05" in lines
+    assert "an epoch: 8.0 ms, 2.22e-07 kWh, a price of 8e-06" in lines
+    assert "5 epochs: 40.0 ms, 1.11e-06 kWh, a price of 4e-05" in lines
     assert "normalised, for a million samples: 1e+03 s, 0.0278 kWh, 1 price" in lines
     assert any(line.startswith(f"4 GB hold a batch of {found.largest_batch}, with a margin of 15%") for line in lines)
     slow = StepTime(4, 0.0, 2.0, 3.0, 9)

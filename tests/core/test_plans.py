@@ -18,6 +18,7 @@ from torch import nn
 import distbelief as db
 from distbelief.cli import main, tables
 from distbelief.errors import Interrupted, UsageError
+from distbelief.lab import number
 from distbelief.lab.cost.options import PlanRequest
 from distbelief.lab.cost.splitting import PartitionCost, SplitCost, WholeStep
 from distbelief.lab.cost.trace import Tracer
@@ -380,7 +381,7 @@ def test_the_table_has_every_part_of_a_step_and_the_lines_below_it_say_why(
         "memory, GB", "binds",
     )  # fmt: skip
     assert first.predicted is not None
-    terms, number = first.predicted, tables.number
+    terms = first.predicted
     parts = (terms.step, terms.compute, terms.update, terms.communicate, terms.wait)
     assert rows[0] == [
         "1", first.what, f"{terms.samples_per_second:,.0f}", "", "", *(number(1e3 * part) for part in parts),
@@ -428,7 +429,7 @@ def test_what_is_measured_here_is_shown_without_prices(monkeypatch: pytest.Monke
     assert found.changes == []
     _, head, rows = shown_table(found, monkeypatch)
     assert head[:4] == ("", "what", "samples/s", "step, ms")
-    assert rows[0][:4] == ["1", "hogwild, 2 replicas", "128,000", "1.0"]
+    assert rows[0][:4] == ["1", "hogwild, 2 replicas", "128,000", "1"]
 
 
 def test_the_command_that_a_plan_ends_with_names_its_optimizer(capsys: pytest.CaptureFixture[str]) -> None:

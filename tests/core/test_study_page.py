@@ -11,10 +11,11 @@ import pytest
 from made_studies import made_report, made_trial
 from patience import SLOWNESS
 
+from distbelief.lab import number
 from distbelief.lab.study.charts import charts
 from distbelief.lab.study.claims import Claim
 from distbelief.lab.study.definition import Arm, Study
-from distbelief.lab.study.figures import Report, number, table
+from distbelief.lab.study.figures import Report, table
 from distbelief.lab.study.report import make_report, page
 
 SCRIPT_BYTES = 4_900_000

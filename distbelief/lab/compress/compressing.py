@@ -26,7 +26,7 @@ from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
 from distbelief.record.folder import RunFolder, write_atomically
 from distbelief.record.restore import load_weights
-from distbelief.strategies import Strategy, find
+from distbelief.strategies import find
 from distbelief.tasks import Task, available
 from distbelief.tasks.constrained import MARK, constrain, layers, trained_name
 from distbelief.tasks.flat import layout_of
@@ -87,7 +87,12 @@ def compress(
         if options.bits:
             file, alone = stages.share(file)
     if options.rest != "float32":
-        file = with_precision(file, options.rest)
+        coarse = {
+            name: replace(tensor, precision=options.rest)
+            for name, tensor in file.tensors.items()
+            if tensor.ids is None and tensor.values.dtype == torch.float32
+        }
+        file = replace(file, tensors={**file.tensors, **coarse})
     data = file.encode()
     write_atomically(path, data)
     return _report(origin, path, decoded(data, str(path)), file, alone)
@@ -157,9 +162,11 @@ class _Stages:
         path, run = self._folder / f"stage-{self._jobs}.dbz", self._folder / f"run-{self._jobs}"
         path.write_bytes(file.encode())
         origin, options = self._origin, self._options
+        kind = find(options.strategy)
+        counts = {"replicas": options.replicas} if "replicas" in getattr(kind, "__dataclass_fields__", {}) else {}
         job = Job(
             f"{origin.task.reference}{MARK}{path}",
-            _strategy(options),
+            kind(**counts, **{"optimizer": optim("adam", lr=options.lr)}),
             epochs=epochs,
             batch_size=options.batch_size,
             lr_schedule="cosine",
@@ -179,13 +186,6 @@ class _Stages:
             )
         model = constrain(build_model(origin.task, origin.seed, "cpu"), file)
         return with_trained_values(file, load_weights(RunFolder.open(run).model, layout_of(model)))
-
-
-def _strategy(options: Compression) -> Strategy:
-    kind = find(options.strategy)
-    fields = getattr(kind, "__dataclass_fields__", {})
-    counts = {"replicas": options.replicas} if "replicas" in fields else {}
-    return kind(**counts, **{"optimizer": optim("adam", lr=options.lr)})
 
 
 def _report(origin: Origin, path: Path, read: ModelFile, file: ModelFile, alone: dict[str, str]) -> Json:
@@ -314,17 +314,6 @@ def with_trained_values(file: ModelFile, state: Mapping[str, torch.Tensor]) -> M
     """Return the file with the trained values."""
     tensors = {
         name: replace(tensor, values=state[trained_name(name, tensor)].detach().flatten().clone())
-        for name, tensor in file.tensors.items()
-    }
-    return replace(file, tensors=tensors)
-
-
-def with_precision(file: ModelFile, precision: str) -> ModelFile:
-    """Store unshared float32 values in fewer bits."""
-    tensors = {
-        name: replace(tensor, precision=precision)
-        if tensor.ids is None and tensor.values.dtype == torch.float32
-        else tensor
         for name, tensor in file.tensors.items()
     }
     return replace(file, tensors=tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from distbelief.core.optimizer import LEARNING_RATES, Optimizer, optim
 from distbelief.core.records import Json
 from distbelief.errors import TrainingError, UsageError
 from distbelief.lab.cost import profile as profiling
-from distbelief.lab.cost.options import CostRequest
+from distbelief.lab.cost.options import MOST_BATCH, CostRequest, check_amounts
 from distbelief.lab.cost.profile import Profile, StepTime, UpdateCost, busy_notes, ladder
 from distbelief.lab.cost.trace import COUNTED, REST, Layer, MemoryTrace, Tracer
 from distbelief.record.folder import versions
@@ -28,9 +28,6 @@ PROCESS = "process"
 MARGIN, SPARE = 1.15, 4e6
 """Factor, and bytes, by which a process's memory may exceed the traced memory. The benchmark has seen 1.13 times
 (convolutions need work space) and 2.4 MB."""
-MOST_BATCH = 1 << 20
-MOST_AMOUNT = 1e15
-"""Most seconds, bytes, watts or money: a budget is written with 18 digits before the point at most."""
 
 
 class TrainingCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,16 +141,6 @@ def measure(
 def processor(device: str) -> str:
     """Return the name of the processor or GPU."""
     return str(machine()["processor"]) if device == "cpu" else torch.cuda.get_device_name(device)
-
-
-def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
-    """Refuse amounts out of range."""
-    for name, value in (("batch-size", batch_size), ("epochs", epochs)):
-        if not 1 <= value <= MOST_BATCH:
-            raise UsageError(f"--{name} {value}: must be from 1 to {MOST_BATCH}")
-    for name, amount in amounts.items():
-        if amount is not None and not 0 < amount <= MOST_AMOUNT:
-            raise UsageError(f"--{name} {amount:g}: must be more than 0, and at most {MOST_AMOUNT:g}")
 
 
 def _notes(tracer: Tracer, profile: Profile, batch_size: int) -> list[str]:

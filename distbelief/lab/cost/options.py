@@ -6,12 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distbelief.core.optimizer import Optimizer, optim
+from distbelief.errors import UsageError
 from distbelief.job import OnDevice
 from distbelief.split.options import SplitSteps
 from distbelief.transport.cluster_model import NetworkModel
 
 MOST_REPLICAS = 256
 """Most replicas that a plan considers, so that planning takes seconds."""
+MOST_BATCH = 1 << 20
+MOST_AMOUNT = 1e15
+"""Most seconds, bytes, watts or money: a budget is written with 18 digits before the point at most."""
+
+
+def check_amounts(batch_size: int, epochs: int, amounts: Mapping[str, float | None]) -> None:
+    """Refuse amounts out of range."""
+    for name, value in (("batch-size", batch_size), ("epochs", epochs)):
+        if not 1 <= value <= MOST_BATCH:
+            raise UsageError(f"--{name} {value}: must be from 1 to {MOST_BATCH}")
+    for name, amount in amounts.items():
+        if amount is not None and not 0 < amount <= MOST_AMOUNT:
+            raise UsageError(f"--{name} {amount:g}: must be more than 0, and at most {MOST_AMOUNT:g}")
 
 
 @dataclass(frozen=True)

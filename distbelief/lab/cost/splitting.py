@@ -18,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.records import Json
 from distbelief.errors import UsageError
+from distbelief.lab import number
 from distbelief.lab.cost.options import SplitRequest
 from distbelief.lab.cost.profile import StepClock, busy_notes, clock_of, measure_update
 from distbelief.places.evaluate import threads
@@ -135,8 +136,8 @@ class SplitCost(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """Say whether splitting pays, with the numbers."""
         times = (
-            f"a step takes {_in_ms(self.step)} ms by this prediction, and {_in_ms(self.whole.step)} ms in one process: "
-            f"{self.speedup:.2f} times as fast"
+            f"a step takes {number(1e3 * self.step)} ms by this prediction, and {number(1e3 * self.whole.step)} ms in "
+            f"one process: {self.speedup:.2f} times as fast"
         )
         held = f"the largest partition holds {self.share:.0%} of what one process holds"
         if self.speedup > 1:
@@ -157,10 +158,6 @@ class SplitMeasurement(NamedTuple):
     programs: list[PartitionProgram]
     steps: Pipeline
     price: PipelinePrice
-
-
-def _in_ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def measure(
@@ -358,8 +355,8 @@ class Turns:
     def costs(self) -> list[SegmentCost]:
         """Return the cost of each segment for a microbatch."""
         parts, costs = self._steps.microbatches, []
-        for number, segment in enumerate(self._steps.graph.segments):
-            there, back = (Ran(segment.partition, number, way) for way in Pass)
+        for at, segment in enumerate(self._steps.graph.segments):
+            there, back = (Ran(segment.partition, at, way) for way in Pass)
             kept = self._kept.get(there, 0) // parts
             costs.append(SegmentCost(self._median(there) / parts, self._median(back) / parts, kept=kept))
         return costs
@@ -418,14 +415,13 @@ class _SegmentMeter:
         self._here: set[tuple[int, int]] = set()
         self._alive: list[Tensor] = []  # so that no two tensors share an address
 
-    def begin(self, ran: Ran | None) -> Any:
-        """Return the moment at which a segment begins; None stands for the whole model."""
+    def begin(self, ran: Ran) -> Any:
+        """Return the moment at which a segment begins."""
         self.running = ran
         return self._clock.mark()
 
-    def end(self, begun: Any) -> None:
-        if self.running is not None:
-            self._ran.append((self.running, begun, self._clock.mark()))
+    def end(self, ran: Ran, begun: Any) -> None:
+        self._ran.append((ran, begun, self._clock.mark()))
 
     def add_up(self) -> None:
         for ran, *moments in self._ran:
@@ -450,9 +446,10 @@ class _Watched(Passes):
         self._watch = watch
 
     def run(self, task: SegmentTask) -> None:
-        begun = self._watch.begin(Ran(self.program.partition, task.segment, task.direction))
+        ran = Ran(self.program.partition, task.segment, task.direction)
+        begun = self._watch.begin(ran)
         super().run(task)
-        self._watch.end(begun)
+        self._watch.end(ran, begun)
 
     def take(self, crossing: Crossing, tensor: Tensor) -> None:
         self._watch.receive(self.program.partition, tensor)

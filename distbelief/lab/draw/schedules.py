@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from distbelief.errors import LocalProtocolError
+from distbelief.record.summary import many
 from distbelief.schedules.pipeline import Crossing, Pass, Pipeline, SegmentTask
 from distbelief.schedules.pipeline_price import PipelinePrice, SegmentCost, price_pipeline
 from distbelief.schedules.price import LinkModel, formula, price
@@ -106,7 +107,7 @@ def draw_schedule(schedule: Schedule, link: LinkModel, inside: LinkModel | None 
     ranks, count, wanted = schedule.ranks, len(schedule.steps), wanted_ranks(schedule)
     times = schedule.moved / max(schedule.length, 1)
     lines = [
-        f"{schedule.algorithm}, {ranks} ranks: {count} step{'' if count == 1 else 's'}; all ranks together send "
+        f"{schedule.algorithm}, {ranks} ranks: {many(count, 'step')}; all ranks together send "
         f"{times:.1f} times the vector"
     ]
     states = execute(schedule)
@@ -173,18 +174,14 @@ def draw_pipeline(pipeline: Pipeline) -> str:
     width = max((len(cell) for row in rows for cell in row), default=0)
     crossings = len({action for actions in pipeline.actions for action in actions if isinstance(action, Crossing)})
     lines = [
-        f"{pipeline.algorithm}, {_count(graph.partitions, 'partition')}, "
-        f"{_count(pipeline.microbatches, 'microbatch')}: "
+        f"{pipeline.algorithm}, {many(graph.partitions, 'partition')}, "
+        f"{many(pipeline.microbatches, 'microbatch', 'es')}: "
         f"{crossings} crossings; partitions wait {100 * price.idle:.0f} % of the time if all segments take equally long"
     ]
     for partition, row in enumerate(rows):
         cells = " ".join(cell.ljust(width) for cell in row)
         lines.append(f"  partition {partition}  {cells}   {pipeline.in_flight[partition]} in flight")
     return "\n".join(lines)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "es" if word.endswith("ch") else "s")
 
 
 def _name(task: SegmentTask) -> str:

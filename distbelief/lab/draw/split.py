@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -40,11 +40,11 @@ def draw_split(programs: Sequence[PartitionProgram]) -> str:
     segments = programs[0].split.segments
     arrivals = _arrivals(segments)
     texts = [_lines(programs[segment.partition], segment, arrivals[segment.number]) for segment in segments]
-    boxes = _laid_out(segments, texts)
+    givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
+    boxes = _laid_out(segments, texts, givers)
     width = ASIDE + len(programs) * (WIDTH + ASIDE)
     height = max(box.y + box.height for box in boxes) + 16
     parts = _headings(programs)
-    givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     for number, transfers in enumerate(arrivals):
         parts += [_arrow(boxes[givers[transfer]], boxes[number], transfer) for transfer in transfers]
     for box in boxes:
@@ -80,9 +80,10 @@ def _module(program: PartitionProgram, path: str) -> str:
     return path or "the loss"
 
 
-def _laid_out(segments: Sequence[Segment], texts: Sequence[tuple[str, ...]]) -> list[_Box]:
+def _laid_out(
+    segments: Sequence[Segment], texts: Sequence[tuple[str, ...]], givers: Mapping[Transfer, int]
+) -> list[_Box]:
     """Place each segment below all that it waits for."""
-    givers = {transfer: segment.number for segment in segments for transfer in segment.sent}
     rows: list[int] = []
     last: dict[int, int] = {}
     for segment in segments:

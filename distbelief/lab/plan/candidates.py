@@ -11,6 +11,7 @@ from distbelief.errors import UsageError, unknown
 from distbelief.lab.cost.options import MOST_REPLICAS
 from distbelief.lab.cost.splitting import KEPT, SplitCost
 from distbelief.lab.cost.trace import GRADIENTS, PARAMETERS, STATE, MemoryTrace
+from distbelief.record.summary import many
 from distbelief.strategies import Allreduce, Downpour, Hogwild, Single, Strategy, Synchronous
 from distbelief.strategies.base import Partitioned, Replicated, Served
 
@@ -66,8 +67,7 @@ class PlanCandidate:
         return {**numbers, **{what: number for what, number in more.items() if number}}
 
     def __str__(self) -> str:
-        texts = (f"{number} {what}{'' if number == 1 else 's'}" for what, number in self._numbers().items())
-        return ", ".join([self.strategy.name, *texts])
+        return ", ".join([self.strategy.name, *(many(number, what) for what, number in self._numbers().items())])
 
     @property
     def command(self) -> str:

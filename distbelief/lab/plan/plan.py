@@ -13,8 +13,8 @@ import msgspec
 from distbelief.core.settings import Settings
 from distbelief.errors import DistbeliefError, UsageError
 from distbelief.lab.cost import splitting
-from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, check_amounts, does_not_fit, held, sample_of
-from distbelief.lab.cost.options import PlanRequest, SplitRequest
+from distbelief.lab.cost.cost import MARGIN, SPARE, beyond, does_not_fit, held, sample_of
+from distbelief.lab.cost.options import PlanRequest, SplitRequest, check_amounts
 from distbelief.lab.cost.profile import BUSY
 from distbelief.lab.cost.splitting import SplitCost
 from distbelief.lab.cost.trace import Tracer
@@ -128,7 +128,11 @@ def plan(
             cluster, machines=there, slow=tuple(request.slow.items()), topology=request.topology
         )
         unpriced = [needs.row(candidate, there, request.max_memory) for candidate in wanted.values()]
-        rows = _ranked(priced_rows(unpriced, wanted, pricing, cluster, tell))
+        # impossible ones come last, and of equal ones those with fewer processes first
+        rows = sorted(
+            priced_rows(unpriced, wanted, pricing, cluster, tell),
+            key=lambda row: (row.terms is None, -row.rate, row.replicas * row.partitions + row.shards),
+        )
         check_rows(rows)
         best = [row for row in rows[:CONTENDERS] if row.predicted]
         changes = _changes(best, wanted, pricing, cluster, tell)
@@ -309,11 +313,6 @@ def parse_machines(text: str) -> Machines:
 def this_machine() -> Machines:
     """Return one host with the cores that this process may use."""
     return Machines(1, cores())
-
-
-def _ranked(rows: Sequence[Row]) -> list[Row]:
-    """Sort rows by samples a second, equal ones by processes; impossible ones come last."""
-    return sorted(rows, key=lambda row: (row.terms is None, -row.rate, row.replicas * row.partitions + row.shards))
 
 
 def _why(rows: Sequence[Row]) -> str:

@@ -214,7 +214,7 @@ def _step(candidate: PlanCandidate, cluster: PricedCluster) -> float:
     return cluster.step / whole * sum(partition.computes + split.whole.gathers for partition in split.partition_costs)
 
 
-def _hosts(candidate: PlanCandidate, machines: Machines, together: float = 1.0) -> Hosts:
+def _hosts(candidate: PlanCandidate, machines: Machines, together: float) -> Hosts:
     per_host = math.ceil(candidate.replicas / machines.hosts) if candidate.strategy.name != "hogwild" else 0
     alone = 0 if per_host == candidate.replicas else per_host
     return Hosts(machines.cores, alone, together=together if machines.cores > 1 else 1.0)

@@ -112,11 +112,10 @@ def _scaling(report: Report, groups: Sequence[Sequence[ArmFigures]]) -> Chart:
     for number, arms in enumerate(groups):
         place, replicas = arms[0].place, [arm.replicas for arm in arms]
         rates, times = [arm.samples_per_second for arm in arms], _seconds(report, arms)
-        several = [_ratio(rate, rates[0] / replicas[0]) for rate in rates]
+        alone = rates[0] / replicas[0]
+        several = [_ratio(rate, alone) for rate in rates]
         by["samples a second"].append(several)
-        by["share of the ideal"].append(
-            [_ratio(value or math.nan, n) for value, n in zip(several, replicas, strict=True)]
-        )
+        by["share of the ideal"].append([_ratio(rate, n * alone) for rate, n in zip(rates, replicas, strict=True)])
         by["time to target"].append([_ratio(times[0] * replicas[0], seconds) for seconds in times])
         drawn = {"dash": DASHES[place], "color": COLOURS[number % len(COLOURS)]}
         marker = {"symbol": SYMBOLS[place], "size": 9}

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from distbelief.core.records import Json
+from distbelief.lab import number
 from distbelief.lab.study.claims import Judged, momentum
 from distbelief.lab.study.definition import TARGETS, Arm, Study, Target, parse_target
 from distbelief.lab.study.trials import SHRUNK, Interval, Trial, median, ratio_of_medians
@@ -326,11 +327,23 @@ def scaled(arms: Sequence[ArmFigures]) -> Iterator[list[ArmFigures]]:
     yield from (sorted(several, key=lambda trial: trial.replicas) for several in alike.values() if len(several) > 1)
 
 
+def efficiency(rate: float, replicas: int, alone: float) -> float:
+    """Return samples a second of some replicas over as many times those of one.
+
+    >>> efficiency(300.0, 4, 100.0)
+    0.75
+    """
+    return rate / (replicas * alone)
+
+
 def efficiencies(arms: Sequence[ArmFigures]) -> dict[str, float]:
-    """Return samples a second of N replicas over N times those of one, for arms that also ran with one replica."""
+    """Return the efficiency of each arm that also ran with one replica."""
     with_one = [several for several in scaled(arms) if several[0].replicas == 1 and several[0].samples_per_second]
-    rates = {arm.name: (arm, several[0].samples_per_second) for several in with_one for arm in several}
-    return {name: arm.samples_per_second / (arm.replicas * rate) for name, (arm, rate) in rates.items()}
+    return {
+        arm.name: efficiency(arm.samples_per_second, arm.replicas, several[0].samples_per_second)
+        for several in with_one
+        for arm in several
+    }
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -380,17 +393,6 @@ def baseline_of(study: Study, arm: Arm) -> Arm:
     base = study.arm(study.baseline)
     alike = [other for other in study.arms if (other.task, other.place) == (arm.task, arm.place)]
     return base if base in alike else alike[0]
-
-
-def number(value: float) -> str:
-    """Return a number with three significant digits; "-" for a miss.
-
-    >>> number(0.01234), number(1234.5), number(math.inf)
-    ('0.0123', '1,234', '-')
-    """
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def named(target: Target) -> str:

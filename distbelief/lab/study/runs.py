@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from distbelief.core.records import Json, Outcome
 from distbelief.errors import DistbeliefError, UsageError, unknown
 from distbelief.lab.study.definition import Arm, Study, Target, hardness
+from distbelief.lab.study.figures import efficiency
 from distbelief.lab.study.running import RUN, TRIAL, read_kept
 from distbelief.lab.study.trials import Point, Trial, of_result
 from distbelief.record.folder import RunFolder
@@ -43,12 +44,8 @@ def list_runs(folder: Path) -> list[Run]:
     """Return the runs in a folder and its subfolders."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name one that holds runs, such as runs/")
-    return [_line(path) for path in _found(folder)]
-
-
-def _found(folder: Path) -> Iterator[Path]:
     files = {path for depth in range(DEPTH + 1) for path in folder.glob(f"{'*/' * depth}job.json")}
-    yield from sorted(path.parent for path in files)
+    return [_line(path) for path in sorted(path.parent for path in files)]
 
 
 def _line(path: Path) -> Run:
@@ -56,7 +53,10 @@ def _line(path: Path) -> Run:
     try:
         run = RunFolder.open(path)
         job, result = run.read_job(), _result(run)
-        accuracy = _accuracy(path, result)
+        accuracy: float | None = result.get("test_accuracy")
+        # the models of a study are measured after their jobs
+        if accuracy is None and path.name == RUN and (trial := path.parent / TRIAL).is_file():
+            accuracy = read_kept(trial, Trial).accuracy
     except (DistbeliefError, OSError):
         return Run(name, "", "", SPOILT, None, 0.0, 0)
     state = str(result["outcome"]) if result else RUNNING if run.locked else CUT_SHORT
@@ -97,9 +97,9 @@ def efficiency_of(path: Path) -> str:
         ):
             other, count, single = _alike(beside)
             if count == 1 < replicas and single >= 1 and other == alike:
-                share = 100 * rate / (replicas * single)
+                share = efficiency(rate, replicas, single)
                 where = os.path.normpath(path / os.pardir / beside.name)
-                return f"{share:.0f} % of {replicas} times the {single:,.0f} samples/s of {where}"
+                return f"{100 * share:.0f} % of {replicas} times the {single:,.0f} samples/s of {where}"
     return ""
 
 
@@ -110,12 +110,6 @@ def _alike(path: Path) -> tuple[Json, int, float]:
     settings = {name: value for name, value in job["settings"].items() if name not in ("replicas", "seed", "epochs")}
     threads = job.get("options", {}).get("threads")
     return {**common, "settings": settings, "threads": threads}, result["replicas"], result["samples_per_second"]
-
-
-def _accuracy(path: Path, result: Json) -> float | None:
-    accuracy: float | None = result.get("test_accuracy")
-    trial = path.parent / TRIAL
-    return read_kept(trial, Trial).accuracy if accuracy is None and path.name == RUN and trial.is_file() else accuracy
 
 
 def choose(runs: Sequence[Run], kept: Mapping[str, str], by: str) -> list[Run]:

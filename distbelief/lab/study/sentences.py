@@ -9,6 +9,7 @@ from statistics import correlation
 
 import msgspec
 
+from distbelief.lab import number
 from distbelief.lab.study.definition import Study
 from distbelief.lab.study.figures import (
     BUSY,
@@ -18,10 +19,10 @@ from distbelief.lab.study.figures import (
     ProblemFigures,
     Reached,
     Report,
+    efficiency,
     highest,
     kind,
     named,
-    number,
     percent,
     scaled,
     told_interval,
@@ -158,10 +159,11 @@ def _scaling(report: Report) -> str:
     for place, how in HOW.items():
         group = max((group for group in groups if group[0].place == place), key=_growth, default=None)
         if group:
-            few, many, ratio = group[0].replicas, group[-1].replicas, _growth(group)
+            few, many = group[0], group[-1]
+            ideal = efficiency(many.samples_per_second, many.replicas, few.samples_per_second / few.replicas)
             texts.append(
-                f"From {few} to {many} replicas {without_replicas(group[0].name)} takes {number(ratio)} times the "
-                f"samples a second, {100 * ratio * few / many:.0f} % of the ideal ({how})"
+                f"From {few.replicas} to {many.replicas} replicas {without_replicas(few.name)} takes "
+                f"{number(_growth(group))} times the samples a second, {100 * ideal:.0f} % of the ideal ({how})"
             )
     return f"{'. '.join(texts)}; no other arm gains more." if texts else ""
 

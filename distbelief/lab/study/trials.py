@@ -54,9 +54,7 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def ratio_of_medians(
-    baseline: Sequence[float], times: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
-) -> Interval:
+def ratio_of_medians(baseline: Sequence[float], times: Sequence[float]) -> Interval:
     """Return the speed-up as the ratio of medians, with its percentile bootstrap interval (Efron 1979).
 
     Each side's trials are drawn anew with replacement. A draw in which neither side reached the target counts as 0 for
@@ -67,8 +65,8 @@ def ratio_of_medians(
     """
     if not baseline or not times:
         return Interval(math.nan, math.nan, math.nan)
-    chance = numpy.random.default_rng(seed)
-    ours, theirs = (numpy.median(chance.choice(side, (resamples, len(side))), axis=1) for side in (times, baseline))
+    chance = numpy.random.default_rng(0)
+    ours, theirs = (numpy.median(chance.choice(side, (RESAMPLES, len(side))), axis=1) for side in (times, baseline))
     with numpy.errstate(invalid="ignore"):
         drawn, ratio = theirs / ours, numpy.divide(median(baseline), median(times))
     tail = (1 - CONFIDENCE) / 2

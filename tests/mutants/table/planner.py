@@ -77,7 +77,7 @@ MUTANTS = [
         "planning.SHARED if count <= here.cores else line", "planning.SHARED",
         (PLANS + "test_a_split_is_measured_over_each_number_of_partitions",)),
     Mutant("efficiency-is-the-speed-up", SCALED, "lab/study/figures.py",
-        "(arm.replicas * rate)", "rate",
+        "rate / (replicas * alone)", "rate / alone",
         ("tests/core/test_study_page.py::test_efficiency_is_the_rate_of_so_many_over_so_many_times_that_of_one",)),
     Mutant("a-price-of-a-plan-is-interrupted-as-a-job", "ctrl-c", "lab/plan/pricing.py",
         "            raise KeyboardInterrupt from None\n", "            raise\n",
