@@ -19,7 +19,7 @@ from distbelief.job import Job
 from distbelief.places import signals
 from distbelief.places.cluster import launched, meeting
 from distbelief.places.cluster.checking import HostReport, check_hosts
-from distbelief.places.cluster.engines import Engine, RemoteShell
+from distbelief.places.cluster.engines import Engine, RemoteShell, passed_on
 from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.opening import Opened, open_hosts
@@ -27,7 +27,7 @@ from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
-from distbelief.places.messages import Look
+from distbelief.places.messages import OpenJob
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
@@ -291,7 +291,8 @@ class Cluster(Local):
         with signals.waitable() as woken:
             names = [host.name for host in self.named]
             try:
-                return check_hosts(self._starter(), names, self.interface, Look(task, data_dir), every_two, woken)
+                job = OpenJob("", passed_on(), [], task, data_dir)
+                return check_hosts(self._starter(), names, self.interface, job, every_two, woken)
             finally:
                 if self.engine in MET:
                     self._meeting().dismiss(0)

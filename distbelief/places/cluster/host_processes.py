@@ -170,15 +170,15 @@ class HostProcesses:
         agent.take(word)
         life = self._lives.get(word.life) if isinstance(word, messages.OfLife) else None
         match word:
-            case messages.AgentFailed():
-                self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
-            case messages.ToldToEnd():
-                self._hooks.happens(self._interruption(agent, word.why))
+            case messages.Failed():
+                self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.text}")))
+            case messages.Interrupt():
+                self._hooks.happens(self._interruption(agent, word.reason))
             case messages.StoppedLives():
                 agent.stopped = word.lives
             case messages.LifeStarted() if life:
                 life.pid = word.pid
-            case messages.LifeSaid() if life:
+            case messages.LifeMessage() if life:
                 self._hooks.take(life, _as_heard(agent.name, word))
             case messages.Printed() if life:
                 self._hooks.printed(life, [word.text])
@@ -232,7 +232,7 @@ class HostProcesses:
             self._opened = None
 
 
-def _as_heard(host: str, heard: messages.LifeSaid) -> messages.ChannelMessage:
+def _as_heard(host: str, heard: messages.LifeMessage) -> messages.ChannelMessage:
     """Return another host's message with its moment on this clock, and with the host's name in an error."""
     match heard.word:
         case messages.Noted() as noted:

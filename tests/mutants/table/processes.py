@@ -367,7 +367,7 @@ MUTANTS = [
         "host.slots or devices, greeting.keeps", "host.slots or 1, greeting.keeps",
         (PLACED + "test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus",)),
     Mutant("every-host-is-said-to-see-the-run-folder", "shard-hosts", "places/cluster/agent.py",
-        "port, time.time(), os.path.exists(mark),", "port, time.time(), True,",
+        "port, time.time(), os.path.exists(job.mark),", "port, time.time(), True,",
         (PLACED + "test_a_host_sees_the_run_folder_where_it_sees_a_file_there",)),
     Mutant("nodes-of-ray-that-are-dead-are-hosts", PLACES, "places/cluster/ray_cluster.py",
         'if node["Alive"] and (cores', "if (cores",
