@@ -68,6 +68,10 @@ class Interrupt(ChannelMessage, frozen=True, tag=True):
 
     reason: str
 
+    def event_for(self, role: str) -> Event:
+        """Return the event that asks a role to end."""
+        return membership.Finish(self.reason) if roles.is_replica(role) else membership.Stop(self.reason)
+
 
 class Died(ChannelMessage, frozen=True, tag=True):
     """Death of an incarnation of a role."""
