@@ -600,8 +600,8 @@ def test_a_host_sees_the_run_folder_where_it_sees_a_file_there(tmp_path: Path) -
 @pytest.mark.parametrize(("device", "slots"), [("cpu", 3), ("cuda", 5)])
 def test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus(device: str, slots: int) -> None:
     job, cluster = db.Job("digits", db.Downpour(replicas=2), device=device), Cluster(hosts="a,b:2")
-    attempt: Any = SimpleNamespace(folder=None)
-    make = cluster.make_processes(job, job.settings(), False, attempt)
+    attempt: Any = SimpleNamespace(folder=None, job=job, settings=job.settings())
+    make = cluster.make_processes(attempt, False)
     greeting = Greeting(3, 5, 0, {}, [], 0, 0, False)
     opened: Any = SimpleNamespace(
         agents=[
