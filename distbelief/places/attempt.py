@@ -141,6 +141,7 @@ class Attempt:
         }
 
     def _resume(self, out: str) -> None:
+        """Continue in a run folder from its newest checkpoint."""
         self.folder = RunFolder.open(out)
         self.folder.lock()
         before = self.folder.read_job()
@@ -149,9 +150,14 @@ class Attempt:
                 f"{out} trained task {before.get('task')!r}, this job's is {self.job.reference!r}: resume with the "
                 "same task"
             )
-        self.go_back()
+        newest = Checkpoints(self.folder.path).latest()
+        if newest is None:
+            raise CheckpointError(
+                f"{self.folder.path} has no checkpoint to resume from: train anew into another folder"
+            )
+        self.checkpoint, self.manifest = str(newest), read_manifest(newest)
         strategy, now = str(before.get("strategy")), self.job.strategy.name
-        if self.manifest and by_name(self.manifest.plan.settings.strategy.name).unit != self.job.strategy.unit:
+        if by_name(self.manifest.plan.settings.strategy.name).unit != self.job.strategy.unit:
             raise CheckpointError(
                 f"{out} was trained with {strategy}, and {now} counts its data differently: "
                 f"start another run from its weights with --init-from {out}"
@@ -171,21 +177,6 @@ class Attempt:
             self._changes.append(f"this run was trained with {strategy} before, and goes on with {now}")
         if gone := sorted(kept.keys() - flat(Settings(strategy=by_name(strategy))).keys()):
             self._changes.append(f"its job.json has {', '.join(gone)}, no setting of {strategy}: it goes on without")
-
-    def go_back(self) -> int:
-        """Continue from the newest checkpoint, and return its number.
-
-        Raises:
-            CheckpointError: there is none, or it is corrupt.
-        """
-        assert self.folder is not None
-        newest = Checkpoints(self.folder.path).latest()
-        if newest is None:
-            raise CheckpointError(
-                f"{self.folder.path} has no checkpoint to resume from: train anew into another folder"
-            )
-        self.checkpoint, self.manifest = str(newest), read_manifest(newest)
-        return self.manifest.number
 
     @property
     def start(self) -> StartingPoint:

@@ -34,7 +34,7 @@ class Noted(ChannelMessage, frozen=True, tag=True):
 
 
 class Failed(ChannelMessage, frozen=True, tag=True):
-    """Error of a role: one of `distbelief.errors` by its `kind`, or another ("")."""
+    """Error of a role, or of an agent: one of `distbelief.errors` by its `kind`, or another ("")."""
 
     kind: str
     text: str
@@ -64,9 +64,13 @@ class Over(ChannelMessage, frozen=True, tag=True):
 
 
 class Interrupt(ChannelMessage, frozen=True, tag=True):
-    """Request of its user to end the job with a checkpoint."""
+    """Request of its user to end the job with a checkpoint; or to an agent to end, which it passes on."""
 
     reason: str
+
+    def event_for(self, role: str) -> Event:
+        """Return the event that asks a role to end."""
+        return membership.Finish(self.reason) if roles.is_replica(role) else membership.Stop(self.reason)
 
 
 class Died(ChannelMessage, frozen=True, tag=True):
@@ -121,6 +125,9 @@ class OpenJob(ChannelMessage, frozen=True, tag=True):
     """Environment of the roles beside that of the host."""
     processors: list[int]
     """Processors that the roles may use, by number; none for all that the agent may."""
+    task: str = ""
+    """Task whose data the agent looks for; "" for none."""
+    data_dir: str = ""
 
 
 class Greeting(ChannelMessage, frozen=True, tag=True):
@@ -140,6 +147,8 @@ class Greeting(ChannelMessage, frozen=True, tag=True):
     """Seconds since 1970."""
     keeps: bool
     """True if it sees the run folder."""
+    lacks: str = ""
+    """Why the data of the task are missing; "" where they are there, or no task is named."""
 
 
 class ReachHosts(ChannelMessage, frozen=True, tag=True):
@@ -152,20 +161,6 @@ class HostsReached(ChannelMessage, frozen=True, tag=True):
     """Answer of an agent: for each address "", or why it cannot be reached."""
 
     others: dict[str, list[str]]
-
-
-class Look(ChannelMessage, frozen=True, tag=True):
-    """Request to an agent to look for the data of a task."""
-
-    task: str
-    """"" for none."""
-    data_dir: str
-
-
-class Looked(ChannelMessage, frozen=True, tag=True):
-    """Answer of an agent: why the data are missing; "" where they are there."""
-
-    lacks: str
 
 
 class MeasureWays(ChannelMessage, frozen=True, tag=True):
@@ -207,20 +202,14 @@ class EndLife(OfLife, frozen=True, tag=True):
     """Request to an agent to kill a process."""
 
 
-class TellLife(OfLife, frozen=True, tag=True):
-    """Message for a process, by its agent."""
-
-    word: ProcessMessage
-
-
 class LifeStarted(OfLife, frozen=True, tag=True):
     """Process id of a started role."""
 
     pid: int
 
 
-class LifeSaid(OfLife, frozen=True, tag=True):
-    """Message of a process, with its age in seconds."""
+class LifeMessage(OfLife, frozen=True, tag=True):
+    """Message of a process, or for one, by its agent; with its age in seconds."""
 
     word: ProcessMessage
     age: float = 0.0
@@ -241,21 +230,9 @@ class Printed(OfLife, frozen=True, tag=True):
 
 
 class StoppedLives(ChannelMessage, frozen=True, tag=True):
-    """Processes that are stopped by a signal now."""
+    """Processes that are stopped by a signal now; an agent's sign of life."""
 
     lives: list[int]
-
-
-class AgentFailed(ChannelMessage, frozen=True, tag=True):
-    """Error of an agent that cannot go on."""
-
-    why: str
-
-
-class ToldToEnd(ChannelMessage, frozen=True, tag=True):
-    """Signal to an agent to end; the agent continues until the job has ended."""
-
-    why: str
 
 
 class AttendMeeting(ChannelMessage, frozen=True, tag=True):
@@ -288,13 +265,12 @@ class Dismiss(ChannelMessage, frozen=True, tag=True):
 
 
 class Beat(ChannelMessage, frozen=True, tag=True):
-    """Sign of life."""
+    """Sign of life of a supervisor."""
 
 
 HostMessage = (
-    AttendMeeting | OpenJob | Greeting | ReachHosts | HostsReached | Look | Looked | MeasureWays | WaysMeasured
-    | StartLife | EndLife | TellLife | LifeStarted | LifeSaid | LifeEnded | Printed | StoppedLives | AgentFailed
-    | ToldToEnd | EndRoles | Dismiss | Beat
+    AttendMeeting | OpenJob | Greeting | ReachHosts | HostsReached | MeasureWays | WaysMeasured | StartLife | EndLife
+    | LifeStarted | LifeMessage | LifeEnded | Printed | StoppedLives | Failed | Interrupt | EndRoles | Dismiss | Beat
 )  # fmt: skip
 
 

@@ -165,8 +165,11 @@ def state(
     for role, pid, incarnation in [*children, *guests]:
         reply = by_role.get(role)
         state = "elsewhere" if pid is None else "busy" if reply is None else reply.state
-        member: Json = {"role": role, "pid": pid, "incarnation": incarnation, "state": state}
-        member |= {
+        member: Json = {
+            "role": role,
+            "pid": pid,
+            "incarnation": incarnation,
+            "state": state,
             "waits_for": reply.waits_for if reply else "",
             "waited_seconds": reply.waited if reply else None,
         }

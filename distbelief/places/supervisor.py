@@ -33,6 +33,8 @@ from distbelief.places.place import (
 
 NAMES = 8
 """Most roles that one line names."""
+LATER = float("inf")
+"""Moment of a start that is not due yet."""
 
 
 class _Life:
@@ -99,10 +101,8 @@ class Supervisor:
         self._here: dict[str, list[_Life]] = {}
         self._gone: dict[str, Died] = {}
         """Last end of each role."""
-        self._wanted: dict[str, int] = {}
-        """Incarnations to start once the earlier ones have ended, by role."""
-        self._due: dict[str, float] = {}
-        """Moments at which they start."""
+        self._wanted: dict[str, tuple[int, float]] = {}
+        """Incarnation to start once the earlier ones have ended, and the moment from which it is due, by role."""
         self._died_in: dict[str, int] = {}
         """Latest incarnation that died, by role; all partitions of a replica count as one role."""
         self._moving: dict[str, _Life] = {}
@@ -158,12 +158,11 @@ class Supervisor:
         for role, lives in self._here.items():
             numbers = [life.incarnation for life in lives]
             assert numbers == sorted({*numbers}), f"{role} runs as {numbers}"
-            wanted = self._wanted.get(role, numbers[-1] + 1)
+            wanted, _ = self._wanted.get(role, (numbers[-1] + 1, LATER))
             assert wanted > numbers[-1], f"{role} is to begin as {wanted}, and runs as {numbers}"
             assert all(life.role == role for life in lives), f"{[life.role for life in lives]} are kept as {role}"
         names = [life.name for life in self._lives()]
         assert len(names) == len({*names}), f"{names}: two lives have one name"
-        assert self._due.keys() <= self._wanted.keys(), f"{[*self._due]} are due, but {[*self._wanted]} are to begin"
         assert all(life in self._lives() for life in self._moving.values()), f"{[*self._moving]} move, and are gone"
 
     # events
@@ -228,7 +227,7 @@ class Supervisor:
             life.mirrors = isinstance(record, records.StandbyReady)
         if isinstance(record, records.StandbyReady):
             return []
-        self._wanted[record.role] = record.incarnation
+        self._wanted[record.role] = record.incarnation, LATER
         return self._fill(now, record.role)
 
     def _listens(self, report: Said, word: Listening) -> list[Effect]:
@@ -271,6 +270,7 @@ class Supervisor:
     # starts and ends
 
     def _start(self, role: str, incarnation: int) -> list[Effect]:
+        self._wanted.pop(role, None)
         self._here.setdefault(role, []).append(_Life(role, incarnation))
         return [Start(role, incarnation), *([Tell(role, self.listening)] if self.listening else [])]
 
@@ -312,9 +312,8 @@ class Supervisor:
         for role in [role for role in self._wanted if roles.lead_of(role) == lead]:
             if following is None:
                 del self._wanted[role]
-                self._due.pop(role, None)
             else:
-                self._wanted[role] = following
+                self._wanted[role] = following, self._wanted[role][1]
         siblings = [
             other
             for other in self._lives()
@@ -340,7 +339,7 @@ class Supervisor:
         following = self._next_life(life) if self._comes_again(now, life, ended) else None
         again = following is not None
         if following is not None:
-            self._wanted[role] = following
+            self._wanted[role] = following, LATER
         if not self._needs(role):
             reason = life.why or f"{how}: {life.said.told}".removeprefix(": ").removesuffix(": ")
             last = life.incarnation if ended.resumable else self._restarts  # no other incarnation follows
@@ -397,18 +396,18 @@ class Supervisor:
         """Start the next life of a role, if one is due; an earlier life that is still there ends first."""
         if role not in self._wanted or role in self._moving or self.over:
             return []
+        following, _ = self._wanted[role]
         if role in self._here:
-            older = [life for life in self._here[role] if life.incarnation < self._wanted[role]]
+            older = [life for life in self._here[role] if life.incarnation < following]
             return [effect for life in older for effect in self._kill(life, "another takes its place")]
         if pause := self.deadlines.pause:
-            self._due[role] = now + pause
+            self._wanted[role] = following, now + pause
             return [TickLater(pause)]
-        return self._start(role, self._wanted.pop(role))
+        return self._start(role, following)
 
     def _succeeds(self, record: records.Succeeded) -> list[Effect]:
         """Replace a shard by its standby; no other life of the shard is started."""
         self._wanted.pop(record.role, None)
-        self._due.pop(record.role, None)
         if (life := self._latest(record.standby)) is None:
             return self._tell_of(Died(record.role, "its standby has died with it", record.incarnation))
         self._take_away(*life.name)
@@ -437,10 +436,9 @@ class Supervisor:
         """Start the roles that are due, kill those that delay the job too long, and report what the job waits for."""
         answer: list[Effect] = []
         self._heard = min(self._heard, now)  # before it has heard anything, silence counts from the first tick
-        for role in [role for role in self._wanted if self._due.get(role, float("inf")) <= now]:
-            del self._due[role]
-            if role not in self._here and not self.over:
-                answer += self._start(role, self._wanted.pop(role))
+        for role, (following, due) in list(self._wanted.items()):
+            if due <= now and role not in self._here and not self.over:
+                answer += self._start(role, following)
         for life in self._lives():
             answer += self._hold_up(now, life, life.role in tick.stopped)
         if now > self._heard + self.deadlines.silence and self._here:

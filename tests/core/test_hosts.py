@@ -37,7 +37,7 @@ from distbelief.places.cluster.ray_cluster import RayInvitation
 from distbelief.places.cluster.slurm import is_allocated
 from distbelief.places.join import join_server, ticket
 from distbelief.places.join.authority import Authority
-from distbelief.places.messages import AttendMeeting, Greeting, HostsReached, ReachHosts
+from distbelief.places.messages import AttendMeeting, Greeting, HostsReached, OpenJob, ReachHosts
 from distbelief.places.processes import options
 from distbelief.places.processes.processes import Hooks
 from distbelief.transport.addresses import joined, own_addresses
@@ -567,7 +567,7 @@ def test_no_host_of_another_version_takes_part() -> None:
     opened: Any = opening.Opened(woken)
     opened.agents = [Speaks(name, Greeted(name, 0, 0).attend) for name in (opening.VERSION, "0.1")]
     with pytest.raises(UsageError, match=r"host 0\.1 runs distbelief 0\.1, this is .*: install the same on all"):
-        opened.greet("")
+        opened.greet(OpenJob("", {}, []))
     assert not any(one.told for one in opened.agents)
 
 
@@ -593,14 +593,15 @@ def test_each_host_is_tried_by_all_others_or_of_more_than_16_by_two_and_by_this_
 
 def test_a_host_sees_the_run_folder_where_it_sees_a_file_there(tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
-    assert [agent.greeting(1, str(tmp_path / name)).keeps for name in ("mark", "none")] == [True, False]
+    jobs = [OpenJob(str(tmp_path / name), {}, []) for name in ("mark", "none")]
+    assert [agent.greeting(1, job).keeps for job in jobs] == [True, False]
 
 
 @pytest.mark.parametrize(("device", "slots"), [("cpu", 3), ("cuda", 5)])
 def test_a_host_without_a_number_has_as_many_slots_as_cores_or_gpus(device: str, slots: int) -> None:
     job, cluster = db.Job("digits", db.Downpour(replicas=2), device=device), Cluster(hosts="a,b:2")
-    attempt: Any = SimpleNamespace(folder=None)
-    make = cluster.make_processes(job, job.settings(), False, attempt)
+    attempt: Any = SimpleNamespace(folder=None, job=job, settings=job.settings())
+    make = cluster.make_processes(attempt, False)
     greeting = Greeting(3, 5, 0, {}, [], 0, 0, False)
     opened: Any = SimpleNamespace(
         agents=[

@@ -61,7 +61,7 @@ def test_hosts_are_a_place(tmp_path: Path, shell: str) -> None:
         attempt = Attempt(job, settings, None, monotonic())
         running = Running(cluster, attempt, False)
         hooks = Hooks(running._spec, lambda *_: None, happens, lambda _: None, lambda *_: None, lambda *_: None, False)
-        processes = running.processes = cluster.make_processes(job, settings, False, attempt)(hooks)
+        processes = running.processes = cluster.make_processes(attempt, False)(hooks)
         forkserver.start()
         woken, wake = multiprocessing.Pipe(duplex=False)
         processes.open(woken)

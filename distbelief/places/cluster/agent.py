@@ -58,7 +58,7 @@ class Agent:
         os.environ.update(job.environment)
         try:
             forkserver.start()
-            self._line.say(greeting(self._way_server.port, job.mark))
+            self._line.say(greeting(self._way_server.port, job))
             while self._turn(woken):
                 pass
         finally:
@@ -70,7 +70,7 @@ class Agent:
         waiting = [self._line.connection, woken, *self._ends, *self._processes.waitables]
         ready = set(map(id, multiprocessing.connection.wait(waiting, BEAT_SECONDS)))
         if id(woken) in ready:
-            self._line.say(messages.ToldToEnd(woken.recv_bytes().decode()))
+            self._line.say(messages.Interrupt(woken.recv_bytes().decode()))
         if id(self._line.connection) in ready and not self._line.hear_all(self._take_word):
             return False
         if ready.intersection(map(id, self._ends)):
@@ -79,7 +79,6 @@ class Agent:
         now = time.monotonic()
         if now > self._beaten + BEAT_SECONDS:
             self._beaten = now
-            self._line.say(messages.Beat())
             stopped = [child for child in self._processes.children if signals.is_stopped(child.pid)]
             self._line.say(messages.StoppedLives([self._lives[child.role, child.incarnation] for child in stopped]))
         return now < self._heard + SILENCE_SECONDS
@@ -89,8 +88,6 @@ class Agent:
         match word:
             case messages.ReachHosts():
                 self._line.say(messages.HostsReached(network.try_all(word.others)))
-            case messages.Look():
-                self._line.say(look(word))
             case messages.MeasureWays():
                 self._line.say(messages.WaysMeasured(network.measure_all(word.others)))
             case messages.StartLife():
@@ -104,7 +101,7 @@ class Agent:
                 self._processes.close()
             case messages.Dismiss():
                 self._status = word.status
-            case messages.TellLife():
+            case messages.LifeMessage():
                 if (child := self._child(word.life)) is not None:
                     child.say(word.word)
 
@@ -112,7 +109,7 @@ class Agent:
         try:
             self._processes.start(word.role, word.incarnation)
         except DistbeliefError as error:  # the job's strategy is not installed here
-            self._line.say(messages.AgentFailed(str(error)))
+            self._line.say(messages.Failed("", str(error)))
         if (child := self._child(word.life)) is not None:
             self._line.say(messages.LifeStarted(word.life, child.pid))
 
@@ -136,11 +133,11 @@ class Agent:
     def _take(self, child: Child, word: messages.ChannelMessage) -> None:
         life = self._lives[child.role, child.incarnation]
         age = max(0.0, time.monotonic() - word.moment) if isinstance(word, messages.Noted) else 0.0
-        self._line.say(messages.LifeSaid(life, word, age))  # type: ignore[arg-type]  # any message of a process
+        self._line.say(messages.LifeMessage(life, word, age))  # type: ignore[arg-type]  # any message of a process
 
     def _happens(self, event: Event) -> None:
         if isinstance(event, Unable):
-            self._line.say(messages.AgentFailed(str(event.error)))
+            self._line.say(messages.Failed("", str(event.error)))
         elif isinstance(event, Ended):
             life = self._lives[event.role, event.incarnation]
             self._line.say(messages.LifeEnded(life, event.how, event.killed, event.done))
@@ -150,30 +147,27 @@ class Agent:
             self._line.say(messages.Printed(self._lives[child.role, child.incarnation], text))
 
 
-def greeting(port: int, mark: str) -> messages.Greeting:
-    """Return the description of this host.
-
-    `port` is where others may try to reach it. `mark` is the path of a file in the run folder: a host that sees the
-    file sees the folder.
-    """
+def greeting(port: int, job: messages.OpenJob) -> messages.Greeting:
+    """Return the description of this host, for a job; `port` is where others may try to reach it."""
+    lacks = _lacks(job.task, job.data_dir)  # takes seconds, so it comes before the clock is read
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     login = os.environ.get("SSH_CONNECTION", "").split()[0::2]
     return messages.Greeting(
-        limits.cores(), gpus, limits.free_memory(), own_addresses(), login, port, time.time(), os.path.exists(mark),
+        limits.cores(), gpus, limits.free_memory(), own_addresses(), login, port, time.time(), os.path.exists(job.mark),
+        lacks,
     )  # fmt: skip
 
 
-def look(request: messages.Look) -> messages.Looked:
-    """Return the reason why the data of a task are missing, "" if they are available."""
-    lacks = ""
-    if request.task:
-        from distbelief.tasks import available  # imports torch
+def _lacks(task: str, data_dir: str) -> str:
+    """Return the reason why the data of a task are missing; "" if they are available."""
+    if not task:
+        return ""
+    from distbelief.tasks import available  # imports torch
 
-        try:
-            lacks = available(request.task, request.data_dir or None) or ""
-        except DistbeliefError as error:
-            lacks = str(error)
-    return messages.Looked(lacks)
+    try:
+        return available(task, data_dir or None) or ""
+    except DistbeliefError as error:
+        return str(error)
 
 
 def introduction(start: launched.Launched) -> messages.AttendMeeting:
@@ -199,7 +193,7 @@ def attend(far: socket.socket, start: launched.Launched, ends: Sequence[Connecti
             if ends:
                 setproctitle.setproctitle("distbelief: agent")
                 if woken in multiprocessing.connection.wait([line.connection, woken, *ends]):
-                    line.say(messages.ToldToEnd(woken.recv_bytes().decode()))
+                    line.say(messages.Interrupt(woken.recv_bytes().decode()))
             match line.hear():
                 case messages.OpenJob() as job:
                     return Agent(line, ends).run(job, woken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from itertools import combinations
@@ -17,7 +16,7 @@ from distbelief.places.cluster.engines import Engine
 from distbelief.places.cluster.opening import Opened
 from distbelief.places.cluster.remote_agent import RemoteAgent
 from distbelief.places.join.ticket import VERSION
-from distbelief.places.messages import Look, MeasureWays, Way
+from distbelief.places.messages import MeasureWays, OpenJob, Way
 from distbelief.transport.addresses import joined
 
 CLOCK_SECONDS = 5.0
@@ -48,12 +47,13 @@ class HostReport(msgspec.Struct):
 
 
 def check_hosts(
-    engine: Engine, names: Sequence[str], interface: str, look: Look, every_two: bool, woken: Connection
+    engine: Engine, names: Sequence[str], interface: str, job: OpenJob, every_two: bool, woken: Connection
 ) -> list[HostReport]:
     """Start an agent on each host, check the host, and end the agent; a failure on one host does not stop the others.
 
-    Hosts reach each other by the address of a network interface, or of any if it is "". With `every_two`, every pair of
-    hosts is measured, however many they are. A signal on `woken` ends the checks.
+    Hosts reach each other by the address of a network interface, or of any if it is "". `job` names the task whose data
+    they look for. With `every_two`, every pair of hosts is measured, however many they are. A signal on `woken` ends
+    the checks.
 
     Raises:
         UsageError: the engine is not installed, or there are too many hosts to measure every pair.
@@ -65,18 +65,14 @@ def check_hosts(
             "into the file"
         )
     reports = {name: HostReport(name, ways={}, problems=[]) for name in names}
-    checked, every = _Checked(woken, reports), list[RemoteAgent]()
+    checked = _Checked(woken, reports)
+    every = checked.agents
     try:
-        with contextlib.closing(engine):
-            for name in names:
-                every.append(engine.start(name))
-            checked.agents = every
-            checked.until(lambda agent: agent.attend, "does not answer")
-        checked.open("")
+        checked.start(engine, names)
+        checked.open(job)
         for agent in every:
             _describe(agent, reports[agent.name])
         checked.agents = [one for one in every if not one.gone and reports[one.name].version == VERSION]
-        _look(checked, look)
         _measure(checked, interface, every_two)
     finally:
         checked.agents = every
@@ -111,21 +107,13 @@ def _describe(agent: RemoteAgent, report: HostReport) -> None:
         )
     if greeting.memory < MEMORY:
         report.problems.append(f"{greeting.memory >> 20} MB of memory are free: end what else runs there")
-
-
-def _look(checked: _Checked, look: Look) -> None:
-    for agent in checked.agents:
-        agent.line.say(look)
-    checked.until(lambda agent: agent.looked, "does not answer")
-    for agent in checked.agents:
-        if agent.looked and agent.looked.lacks:
-            checked.reports[agent.name].problems.append(agent.looked.lacks)
+    if greeting.lacks:
+        report.problems.append(greeting.lacks)
 
 
 def _measure(opened: _Checked, interface: str, every_two: bool) -> None:
     """Find the address by which each host is reached, and measure the connections, one host after the other."""
     reports = opened.reports
-    opened.agents = [agent for agent in opened.agents if agent.looked and not agent.gone]
     if not opened.agents:
         return
     try:

@@ -19,7 +19,7 @@ from distbelief.job import Job
 from distbelief.places import signals
 from distbelief.places.cluster import launched, meeting
 from distbelief.places.cluster.checking import HostReport, check_hosts
-from distbelief.places.cluster.engines import Engine, RemoteShell
+from distbelief.places.cluster.engines import Engine, RemoteShell, passed_on
 from distbelief.places.cluster.host_processes import HostProcesses
 from distbelief.places.cluster.hosts import Host, parse_hostfile, parse_hosts
 from distbelief.places.cluster.opening import Opened, open_hosts
@@ -27,7 +27,7 @@ from distbelief.places.cluster.order import OrderedHosts, lines, order
 from distbelief.places.cluster.placement import HostSlots, Placement
 from distbelief.places.cluster.ray_cluster import address_of
 from distbelief.places.cluster.slurm import SlurmSteps, allocated_hosts, is_allocated, show_topology
-from distbelief.places.messages import Look
+from distbelief.places.messages import OpenJob
 from distbelief.places.place import check_leave_within
 from distbelief.places.processes.local import Local
 from distbelief.places.processes.processes import Hooks
@@ -170,15 +170,17 @@ class Cluster(Local):
         if self.engine == LAUNCHED and start and start.rank:
             raise SystemExit(meeting.attend(start, self.tickets))
 
-    def _start(self) -> tuple[launched.Launched, str]:
+    @property
+    def _start(self) -> launched.Launched:
+        """Position of this process among a launcher's."""
         start = launched.own()
         assert start
-        return start, self.tickets
+        return start
 
     def _meeting(self) -> meeting.Meeting:
         if (address := address_of(self.on)) is not None:
             return meeting.meet_by_ray(address, self.interface)
-        return meeting.meet(*self._start(), self.interface)
+        return meeting.meet(self._start, self.tickets, self.interface)
 
     def settings(self, job: Job) -> Settings:
         """Return the settings of a job for every role; only the first of a launcher's processes goes on."""
@@ -234,7 +236,7 @@ class Cluster(Local):
 
     def _kept(self, job: Job, settings: Settings) -> Json:
         kept = super()._kept(job, settings)
-        return {**kept, "start": launched.told_of(self._start()[0])} if self.engine == LAUNCHED else kept
+        return {**kept, "start": launched.told_of(self._start)} if self.engine == LAUNCHED else kept
 
     def _tasks(self, job: Job, settings: Settings) -> int:
         return 0  # they are on the hosts of the cluster
@@ -254,7 +256,7 @@ class Cluster(Local):
         status, meeting = 1, self._meeting()
         try:
             if self.engine == LAUNCHED:
-                before = launched.run_before(self._start()[0], job.out, meeting.restarts)
+                before = launched.run_before(self._start, job.out, meeting.restarts)
                 job = _again(job, before) if before else job
             result = super()._run(job, settings, view, began, evaluated, script)
             status = INTERRUPTED if result["outcome"] == Outcome.INTERRUPTED else 0
@@ -266,14 +268,14 @@ class Cluster(Local):
             meeting.dismiss(status)
 
     def _starter(self) -> Engine:
-        if self.engine in MET:
-            if self.remote_shell != "ssh":
-                raise UsageError(f"--remote-shell {self.remote_shell}: --on {self.on} starts the agents; leave it off")
-            return self._meeting()
         if self.engine == "ssh":
             return RemoteShell(self.remote_shell, self.interface)
         if self.remote_shell != "ssh":
-            raise UsageError(f"--remote-shell {self.remote_shell}: Slurm starts the agents; leave it off, or --on ssh")
+            raise UsageError(
+                f"--remote-shell {self.remote_shell}: {self.engine} starts the agents; leave it off, or --on ssh"
+            )
+        if self.engine in MET:
+            return self._meeting()
         return SlurmSteps({host.name: host.slots for host in self.named}, self.interface)
 
     def check(self, task: str = "", data_dir: str = "", every_two: bool = False) -> list[HostReport]:
@@ -291,16 +293,15 @@ class Cluster(Local):
         with signals.waitable() as woken:
             names = [host.name for host in self.named]
             try:
-                return check_hosts(self._starter(), names, self.interface, Look(task, data_dir), every_two, woken)
+                job = OpenJob("", passed_on(), [], task, data_dir)
+                return check_hosts(self._starter(), names, self.interface, job, every_two, woken)
             finally:
                 if self.engine in MET:
                     self._meeting().dismiss(0)
 
-    def make_processes(
-        self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
-    ) -> Callable[[Hooks], HostProcesses]:
-        everybody, run = job.strategy.roles(evaluated), attempt.folder.path if attempt.folder else Path()
-        ordered = self.ordered
+    def make_processes(self, attempt: Attempt, evaluated: bool) -> Callable[[Hooks], HostProcesses]:
+        job, run = attempt.job, attempt.folder.path if attempt.folder else Path()
+        everybody, ordered = job.strategy.roles(evaluated), self.ordered
 
         def begin(woken: Connection) -> Opened:
             mark = run.absolute() / f".hosts-{secrets.token_hex(8)}"
@@ -320,7 +321,7 @@ class Cluster(Local):
                 assert greeting
                 devices = greeting.gpus if job.device.startswith("cuda") else greeting.cores
                 sites.append(HostSlots(host.name, host.slots or devices, greeting.keeps, ordered.switch_of(at)))
-            return self._place(settings, everybody, sites)
+            return self._place(attempt.settings, everybody, sites)
 
         return lambda hooks: HostProcesses(hooks, begin, place, self.leave_within)
 

@@ -47,7 +47,7 @@ class HostProcesses:
         self._hooks, self._open, self._place, self._leave_within = hooks, open_hosts, place, leave_within
         self._local = Processes.of(hooks)
         self._opened: Opened | None = None
-        self._placement: Placement | None = None
+        self._placed: Placement | None = None
         self._lives: dict[int, RemoteLife] = {}
         self._numbers = 0
         self._news: list[Ended] = []
@@ -56,17 +56,22 @@ class HostProcesses:
     def open(self, woken: Connection) -> None:
         """Start the agents, and place the roles; a signal on `woken` interrupts that."""
         self._opened = self._open(woken)
-        self._placement = self._place(self._opened)
-        for line in [*self._opened.told, *self._placement.lines()]:
+        self._placed = self._place(self._opened)
+        for line in [*self._opened.told, *self._placed.lines()]:
             self._hooks.note(line)
 
     @property
     def _agents(self) -> list[RemoteAgent]:
         return self._opened.agents if self._opened else []
 
+    @property
+    def _placement(self) -> Placement:
+        """Hosts of the roles, which are placed once the agents have greeted."""
+        assert self._placed
+        return self._placed
+
     def spec_for(self, role: str, spec: Spec) -> Spec:
         """Return the spec of a role's process on its host, where it listens at the host's address."""
-        assert self._placement
         assert self._opened
         at = self._placement.where[role]
         if at == HOME:
@@ -79,7 +84,6 @@ class HostProcesses:
 
     def start(self, role: str, incarnation: int) -> None:
         """Start a life of a role on its host; if that is gone, on another with free slots."""
-        assert self._placement
         at = self._placement.again(role)
         if at is None:
             how = f"its host is gone{NO_ROOM}"
@@ -107,7 +111,6 @@ class HostProcesses:
 
     def vacate(self, host: str) -> None:
         """Start no more lives on a host, and let its agent go once none is left."""
-        assert self._placement
         for at, agent in enumerate(self._agents):
             if agent.name == host:
                 agent.leaves = True
@@ -127,7 +130,6 @@ class HostProcesses:
             life.role, life.incarnation = to, incarnation
         elif not self._local.rename(role, to, incarnation):
             return False
-        assert self._placement
         self._placement.rename(role, to)
         return True
 
@@ -170,15 +172,15 @@ class HostProcesses:
         agent.take(word)
         life = self._lives.get(word.life) if isinstance(word, messages.OfLife) else None
         match word:
-            case messages.AgentFailed():
-                self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.why}")))
-            case messages.ToldToEnd():
-                self._hooks.happens(self._interruption(agent, word.why))
+            case messages.Failed():
+                self._hooks.happens(Unable(JobFailed(f"host {agent.name}: {word.text}")))
+            case messages.Interrupt():
+                self._hooks.happens(self._interruption(agent, word.reason))
             case messages.StoppedLives():
                 agent.stopped = word.lives
             case messages.LifeStarted() if life:
                 life.pid = word.pid
-            case messages.LifeSaid() if life:
+            case messages.LifeMessage() if life:
                 self._hooks.take(life, _as_heard(agent.name, word))
             case messages.Printed() if life:
                 self._hooks.printed(life, [word.text])
@@ -192,7 +194,6 @@ class HostProcesses:
         It may leave unless it is the supervisor's machine, since the coordinator is there.
         """
         assert agent.attend
-        assert self._placement
         there = tuple((life.role, life.incarnation) for life in self._lives.values() if life.agent is agent)
         within = 0.0 if agent.attend.network == network_identity() else self._leave_within
         replaceable = self._placement.can_replace(self._agents.index(agent))
@@ -202,7 +203,6 @@ class HostProcesses:
         """Note that a host is gone, with all lives there."""
         agent.gone = why
         agent.hang_up()
-        assert self._placement
         self._placement.lose(at)
         lost = [life for life in self._lives.values() if life.agent is agent]
         replicas = [life.role for life in lost if roles.is_replica(life.role)]
@@ -232,7 +232,7 @@ class HostProcesses:
             self._opened = None
 
 
-def _as_heard(host: str, heard: messages.LifeSaid) -> messages.ChannelMessage:
+def _as_heard(host: str, heard: messages.LifeMessage) -> messages.ChannelMessage:
     """Return another host's message with its moment on this clock, and with the host's name in an error."""
     match heard.word:
         case messages.Noted() as noted:

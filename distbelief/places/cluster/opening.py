@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
+
 from distbelief.errors import Interrupted, JobFailed, UsageError
 from distbelief.places.channel import BEAT_SECONDS
 from distbelief.places.cluster import network
@@ -36,10 +38,8 @@ def open_hosts(engine: Engine, names: Sequence[str], mark: str, interface: str, 
     """
     opened = Opened(woken)
     try:
-        with contextlib.closing(engine):
-            for name in names:
-                opened.agents.append(engine.start(name))
-            opened.greet(mark)
+        opened.start(engine, names)
+        opened.greet(OpenJob(mark, passed_on(), []))
         opened.find_addresses(interface)
     except BaseException:
         opened.close()
@@ -65,9 +65,15 @@ class Opened:
         for agent in self.agents:
             agent.reap(until)
 
-    def greet(self, mark: str) -> None:
-        """Wait until all agents have come, check their versions, and have them describe their hosts."""
-        self.until(lambda agent: agent.attend, "does not answer")
+    def start(self, engine: Engine, names: Sequence[str]) -> None:
+        """Start the agents of hosts, and wait until all have come."""
+        with contextlib.closing(engine):
+            for name in names:
+                self.agents.append(engine.start(name))
+            self.until(lambda agent: agent.attend, "does not answer")
+
+    def greet(self, job: OpenJob) -> None:
+        """Check the versions of the agents, and have them describe their hosts."""
         for agent in self.agents:
             assert agent.attend
             if agent.attend.version != VERSION:
@@ -75,12 +81,12 @@ class Opened:
                     f"host {agent.name} runs distbelief {agent.attend.version}, this is {VERSION}: "
                     "install the same on all"
                 )
-        self.open(mark)
+        self.open(job)
 
-    def open(self, mark: str) -> None:
-        """Open the job on all hosts, and wait for their descriptions."""
+    def open(self, job: OpenJob) -> None:
+        """Open a job on all hosts, each with its own processors, and wait for their descriptions."""
         for agent in self.agents:
-            agent.line.say(OpenJob(mark, passed_on(), agent.processors))
+            agent.line.say(msgspec.structs.replace(job, processors=agent.processors))
         self.until(lambda agent: agent.greeting, "does not answer")
 
     def find_addresses(self, interface: str) -> None:

@@ -51,7 +51,6 @@ class RemoteAgent:
         """Processors that its roles may use; none for all that it may."""
         self.greeting: messages.Greeting | None = None
         self.reached: messages.HostsReached | None = None
-        self.looked: messages.Looked | None = None
         self.measured: messages.WaysMeasured | None = None
         self.told_to_end = ""
         """Signal that has asked it to end; "" if none has."""
@@ -102,12 +101,10 @@ class RemoteAgent:
         elif isinstance(word, messages.Greeting):
             self.greeting = word
             self.clock_ahead = word.clock - time.time()
-        elif isinstance(word, messages.Looked):
-            self.looked = word
         elif isinstance(word, messages.WaysMeasured):
             self.measured = word
-        elif isinstance(word, messages.ToldToEnd):
-            self.told_to_end = word.why
+        elif isinstance(word, messages.Interrupt):
+            self.told_to_end = word.reason
         elif isinstance(word, messages.HostsReached):
             self.reached = word
 
@@ -176,4 +173,4 @@ class RemoteLife:
         """Process id on its host; 0 until it is known."""
 
     def say(self, word: messages.ChannelMessage) -> None:
-        self.agent.line.say(messages.TellLife(self.number, word))  # type: ignore[arg-type]  # any message of a supervisor
+        self.agent.line.say(messages.LifeMessage(self.number, word))  # type: ignore[arg-type]  # any message of a supervisor

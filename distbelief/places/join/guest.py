@@ -19,7 +19,7 @@ from distbelief.places import signals
 from distbelief.places.join import join_server
 from distbelief.places.join.ticket import Ticket, read_ticket
 from distbelief.places.messages import ChannelMessage, Failed, JoinGrant, JoinRequest, Listening, Noted
-from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Tick, carry_out, check_leave_within
+from distbelief.places.place import NEVER, Effect, Event, Interruption, Said, Start, Tick, carry_out, check_leave_within
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.options import host_towards
 from distbelief.places.processes.processes import Child, Processes, here
@@ -114,18 +114,12 @@ class _Stay:
         if self._woken.poll(join_server.ASK_PAUSE):
             raise Interrupted("interrupted before the job had a part to give")
 
-    def start(self, role: str, incarnation: int) -> None:
+    def _start(self, role: str, incarnation: int) -> None:
         """Start a life of the replica; for any but the first, request another part from the job."""
         if incarnation > self._part.incarnation:
             self._part = self._ask()
         self._processes.start(role, incarnation)
         self._processes.tell(role, Listening(self._part.coordinator))
-
-    def end(self, role: str, incarnation: int) -> None:
-        self._processes.end(role, incarnation)
-
-    def tell(self, role: str, word: ChannelMessage) -> None:
-        self._processes.tell(role, word)
 
     def _watch(self) -> None:
         """Wait for messages, the end of the process, signals, and requests to leave."""
@@ -151,10 +145,13 @@ class _Stay:
             self._do(effect)
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, effects.WriteRecord) and isinstance(effect.record, records.Note):
-            self._guest.tell(effect.record.text)
-        else:
-            carry_out(self, effect)
+        match effect:
+            case effects.WriteRecord(record=records.Note(text=text)):
+                self._guest.tell(text)
+            case Start():
+                self._start(effect.role, effect.incarnation)
+            case _:
+                carry_out(self._processes, effect)
 
     def _spec(self, role: str, incarnation: int, output: int) -> bytes:
         """Return the spec of the process: the job's part of it, with this machine's."""

@@ -165,8 +165,7 @@ class Local(LocalOptions):
 
         with signals.waitable() as woken:
             attempt = Attempt(job, settings, view, began, more=self._kept(job, settings))
-            make = self.make_processes(job, settings, evaluated, attempt)
-            return Running(self, attempt, evaluated, script, make).run(woken)
+            return Running(self, attempt, evaluated, script, self.make_processes(attempt, evaluated)).run(woken)
 
     def _kept(self, job: Job, settings: Settings) -> Json:
         """Return the entries of `job.json` about this place."""
@@ -181,9 +180,7 @@ class Local(LocalOptions):
             kept["compute"] = msgspec.to_builtins(self.compute, str_keys=True)
         return kept
 
-    def make_processes(
-        self, job: Job, settings: Settings, evaluated: bool, attempt: Attempt
-    ) -> Callable[[Hooks], Processes | HostProcesses]:
+    def make_processes(self, attempt: Attempt, evaluated: bool) -> Callable[[Hooks], Processes | HostProcesses]:
         """Return the factory of the place in which a job's processes run."""
         return Processes.of
 

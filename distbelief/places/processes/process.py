@@ -63,7 +63,7 @@ from distbelief.tasks.worker import build_model, hint, placed
 from distbelief.transport.base import Arena, NetworkEndpoint
 from distbelief.transport.shared import Locks, SharedEndpoint
 from distbelief.transport.tcp import TcpEndpoint
-from distbelief.transport.tls import TlsEndpoint
+from distbelief.transport.tls import HANDSHAKE_SECONDS, TlsEndpoint
 
 WORD_SECONDS = 1.0
 """Limit for the supervisor to report a role's death after the link to that role has ended."""
@@ -203,13 +203,14 @@ class RoleProcess:
         else:
             self._play_server()
 
-    def _endpoint(self) -> NetworkEndpoint:
+    def _endpoint(self, patience: float = HANDSHAKE_SECONDS) -> NetworkEndpoint:
+        """Return a new endpoint of the role; by TLS, it waits `patience` seconds for the other end as it connects."""
         spec = self.spec
         if spec.transport == "shared":
             direct = spec.direct and roles.is_replica(self.role)
             return (DirectEndpoint if direct else SharedEndpoint)(self.role, spec.job, self.incarnation)
         if spec.identity:
-            return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity)
+            return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=patience)
         return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=spec.insecure)
 
     def _listen(self) -> str:
@@ -231,11 +232,8 @@ class RoleProcess:
 
     def _another(self) -> tuple[NetworkEndpoint, str]:
         """Open another endpoint, for links between hosts; return it and its address."""
-        spec = self.spec
-        endpoint = self._endpoint()
-        if spec.identity:
-            endpoint = TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=MEET_SECONDS)
-        host, _ = host_and_port(spec.bind)
+        endpoint = self._endpoint(MEET_SECONDS)
+        host, _ = host_and_port(self.spec.bind)
         where = listen_at(f"[{host}]" if ":" in host else host, self.role)
         self.traffic.append(endpoint.traffic)
         return endpoint, endpoint.listen(where, self.spec.advertise)
@@ -293,8 +291,7 @@ class RoleProcess:
 
     def _take_word(self, word: messages.ChannelMessage) -> None:
         if isinstance(word, messages.Interrupt):
-            asked = membership.Finish if roles.is_replica(self.role) else membership.Stop
-            self.driver.tell(self.role, roles.SUPERVISOR, asked(word.reason))
+            self.driver.tell(self.role, roles.SUPERVISOR, word.event_for(self.role))
         elif isinstance(word, messages.Died) and word.role == roles.COORDINATOR:
             self.driver.end_wait(self.role)
         elif isinstance(word, messages.Died):
@@ -360,7 +357,7 @@ class RoleProcess:
         return OwnedShard(lambda held: make(index, held, self.incarnation), self._common, self._locks())
 
     def _locks(self) -> Locks:
-        return Locks(self._descriptor(self.spec.memory))
+        return Locks(self._descriptor(self.spec.memory[0]))
 
     def _slice(self, plan: Plan, shard: int) -> Slice:
         if self._memory is not None:
@@ -476,7 +473,7 @@ class RoleProcess:
             transport=spec.transport,
             encrypted=spec.identity is not None,
             advertise=spec.advertise,
-            descriptor=lambda: self._descriptor((spec.memory, *spec.columns)[roles.partition_of(self.role)]),
+            descriptor=lambda: self._descriptor(spec.memory[roles.partition_of(self.role)]),
             open_endpoint=self._another,
         )
 
@@ -493,7 +490,7 @@ class RoleProcess:
     @property
     def _common(self) -> Memory | None:
         """Return the shared memory of the job, if it has any."""
-        return None if self.spec.memory < 0 else functools.partial(self._share, self.spec.memory)
+        return functools.partial(self._share, self.spec.memory[0]) if self.spec.memory else None
 
     def _descriptor(self, descriptor: int) -> int:
         """Open memory of the supervisor by its descriptor there."""

@@ -89,17 +89,17 @@ class Running:
         self.job, self.settings = job, settings = attempt.job, attempt.settings
         self._script = script or []
         told = spec_of(cluster, attempt, self._script, evaluates)
+        folder = attempt.folder.path if attempt.folder else None
         lasts = not is_alone(job.strategy) and settings.restarts > 0
-        explanation = Explanation(attempt.start.number - 1, str(attempt.folder.path) if attempt.folder else "")
+        explanation = Explanation(attempt.start.number - 1, str(folder or ""))
         self.supervisor = Supervisor(
             settings.restarts, explanation, lasts=lasts, deadlines=DEADLINES, script=bool(self._script)
         )
-        self._logs = Logs(attempt.folder.path) if cluster.logs and attempt.folder else None
+        self._logs = Logs(folder) if cluster.logs and folder else None
         listens = bool(self._script) or self._logs is not None
         aside = functools.partial(attempt.live.print_of, aside=True)
         hooks = Hooks(self._spec, self._take, self._happens, self._note, self._printed, aside, listens)
         self.processes = make(hooks)
-        folder = attempt.folder.path if attempt.folder else None
         self.status_server = status.StatusServer(folder, self._ask, self._state)
         self._looked, self._resources = 0.0, ResourcesMeter(attempt)
         self._address = ""
@@ -110,16 +110,12 @@ class Running:
         self._join_server: JoinServer | None = None
         # kept until nothing can fail any more: only `close` closes these descriptors
         shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
-        self._memory = os.memfd_create("distbelief parameters") if shared else -1
+        columns = settings.partitions if settings.strategy.held_by is Holder.REPLICAS else 1
+        memory = tuple(os.memfd_create("distbelief parameters") for _ in range(columns * shared))
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
-        self._crossings = os.memfd_create("distbelief crossings") if crosses else -1
-        grouped = settings.strategy.held_by is Holder.REPLICAS
-        columns = settings.partitions - 1 if shared and grouped else 0
-        self._columns = tuple(os.memfd_create("distbelief gradients") for _ in range(columns))
-        self._journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
-        self._told = msgspec.structs.replace(
-            told, memory=self._memory, crossings=self._crossings, columns=self._columns, journal=self._journal
-        )
+        crossings = os.memfd_create("distbelief crossings") if crosses else -1
+        journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
+        self._told = msgspec.structs.replace(told, memory=memory, crossings=crossings, journal=journal)
 
     def run(self, woken: Connection) -> Json:
         """Start, watch and end the job; each message on `woken` is a signal that came."""
@@ -151,7 +147,7 @@ class Running:
         self.status_server.close()
         if self._join_server:
             self._join_server.close()
-        for descriptor in (*self._journal, *self._columns, self._memory, self._crossings):
+        for descriptor in (*self._told.journal, *self._told.memory, self._told.crossings):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -307,7 +303,7 @@ class Running:
     def _happens(self, event: Event) -> None:
         """Pass an event to the supervisor, and carry out its effects."""
         if isinstance(event, Ended) and event.role == roles.COORDINATOR:
-            whole = all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._journal)
+            whole = all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._told.journal)
             event = msgspec.structs.replace(event, resumable=whole)
         for effect in self.supervisor.handle(time.monotonic(), event):
             if isinstance(effect, effects.WriteRecord):

@@ -57,16 +57,15 @@ class Spec(Opening, frozen=True, kw_only=True):
     run: str = ""
     start: StartingPoint = ANEW
     init_from: str | None = None
-    memory: int = -1
-    """The supervisor's descriptor of the memory that replicas read or update themselves; -1 for none."""
+    memory: tuple[int, ...] = ()
+    """The supervisor's descriptors of memory that replicas read or update themselves, one for each partition where they
+    sum gradients there; empty for none."""
     direct: bool = False
     """True if replicas update that memory themselves."""
     direct_asked: bool = False
     """True if the user asked for the direct path; false if it was chosen by default."""
     crossings: int = -1
     """The supervisor's descriptor of the memory by which partitions exchange tensors; -1 if they send them."""
-    columns: tuple[int, ...] = ()
-    """The supervisor's descriptors of memory in which partitions sum gradients across replicas, from partition 1 on."""
     script: list[str] = []
     """The user's own script and its arguments; empty if a task is trained."""
     evaluator: bool = True

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 from distbelief.core import roles
-from distbelief.core.records import EpochDone, Finished, Json, Record, Stepped, cause_of
+from distbelief.core.records import Finished, Json, cause_of
 from distbelief.core.settings import Settings
 from distbelief.errors import Interrupted, JobFailed
 from distbelief.job import Job
@@ -40,9 +40,7 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         clock = VirtualClock()
         try:
             if not is_alone(job.strategy):
-                accounts = Accounts(attempt.record)
-                simulation = Simulation(job, settings, cluster, accounts.record, attempt, clock, stopped=stopped)
-                accounts.simulation = simulation
+                simulation = Simulation(job, settings, cluster, attempt.record, attempt, clock, stopped=stopped)
                 supervisor = simulation.supervisor
                 simulation.run()
                 attempt.recorder.job.update(simulation.traffic(attempt.recorder.summary.steps))
@@ -68,22 +66,6 @@ def run(cluster: VirtualCluster, job: Job, settings: Settings, view: View | None
         if failure is not None:
             raise failure
         return {**result, "events": clock.events}
-
-
-class Accounts:
-    """Accounts of a simulation's roles: before an epoch's end, and with steps as often as its replicas give theirs."""
-
-    def __init__(self, sink: Callable[[float, str, Record], None]) -> None:
-        self._sink, self._due = sink, 0.0
-        self.simulation: Simulation | None = None
-
-    def record(self, moment: float, role: str, record: Record) -> None:
-        """Pass a record on, after the accounts if they are due."""
-        due = isinstance(record, EpochDone) or (isinstance(record, Stepped) and moment >= self._due)
-        if due and self.simulation:
-            self._due = moment + self.simulation.account_seconds
-            self.simulation.give_accounts()
-        self._sink(moment, role, record)
 
 
 def _cut_short(attempt: Attempt) -> JobFailed:

@@ -23,6 +23,7 @@ from distbelief.core.messages import Message
 from distbelief.core.portions import ANEW
 from distbelief.core.records import (
     Ending,
+    EpochDone,
     Finished,
     Iterated,
     Json,
@@ -138,7 +139,7 @@ class Simulation:
     clock: VirtualClock = field(default_factory=VirtualClock)
     killed: list[str] = field(default_factory=list)
     stopped: Callable[[], str | None] = _never
-    """Function that is called between events, and returns the reason to end the job, or None to continue."""
+    """Function that is called between events until it returns a reason to end the job, rather than None."""
     validates: bool = False
     """True if coordinator, shards and supervisor check their invariants after each event."""
     parts: dict[str, PlayedRole] = field(init=False, default_factory=dict)
@@ -172,6 +173,7 @@ class Simulation:
         self.task = task if own_data else with_data(task, load(task, "training"))
         self.account_seconds = self.driver.account_seconds = self._account_seconds()
         """Least seconds between two accounts of a role."""
+        self._accounts_due = 0.0
         self._known = 0
         self._journal = io.BytesIO(), io.BytesIO()
         self.evaluates = evaluates(self.settings, self.task) and not self.cluster.phantom
@@ -198,8 +200,9 @@ class Simulation:
                     self.driver.begin(role)
             self._play()
             if (reason := self.stopped()) and not self.supervisor.over:
+                self.stopped = _never
                 self._do(self._ask(Interruption(reason)))
-                self._play(heeding=False)
+                self._play()
         if self.supervisor.failure is not None:
             raise self.supervisor.failure
 
@@ -217,17 +220,13 @@ class Simulation:
         size = sum(partition.trained.size for partition in self.cast.layout.partitions)
         return {"network": traffic(self.network, self.clock.time, steps / self.settings.replicas, size)}
 
-    def _play(self, heeding: bool = True) -> None:
-        """Play the roles until the job is over; with `heeding`, stop when it is interrupted."""
-        supervisor, stopped = self.supervisor, self.stopped if heeding else _never
+    def _play(self) -> None:
+        """Play the roles until the job is over, or interrupted."""
+        supervisor, stopped = self.supervisor, self.stopped
 
-        def unfailed() -> bool:
-            return supervisor.failure is None
-
-        def unstopped() -> bool:
+        def goes_on() -> bool:  # called before every story's turn, so it must be fast
             return supervisor.failure is None and stopped() is None
 
-        goes_on = unfailed if stopped is _never else unstopped  # called before every story's turn, so it must be fast
         self.driver.run_while(goes_on, self.clock.turn_until)
         while not self.supervisor.over and self.clock.pending and goes_on():
             self.clock.turn()
@@ -237,6 +236,11 @@ class Simulation:
         return [*roles.replicas(self.settings.mesh), roles.EVALUATOR]
 
     def _record(self, moment: float, role: str, record: Record) -> None:
+        # accounts come before an epoch's end, and with steps as often as the replicas give theirs
+        due = isinstance(record, EpochDone) or (isinstance(record, Stepped) and moment >= self._accounts_due)
+        if due and self.attempt:
+            self._accounts_due = moment + self.account_seconds
+            self._give_accounts()
         self.sink(moment, role, without_loss(record) if self.cluster.phantom else record)
         self._known += role == roles.COORDINATOR
         if isinstance(record, TOLD):
@@ -295,13 +299,6 @@ class Simulation:
         if self._revives:
             self.driver.link(role)
         self.driver.send(role, roles.COORDINATOR, membership.Here(incarnation))
-
-    def _add_standby(self, index: int, incarnation: int) -> None:
-        role = roles.standby(index)
-        endpoint = self._endpoint(role, incarnation)
-        standby = self.cast.servers.standby(index, self._slice, incarnation)
-        self.driver.add_machine(role, standby, endpoint, become=self._become)
-        self._report(role, incarnation)
 
     def _become(self, role: str, incarnation: int, shard: Shard) -> None:
         """Let a standby's machine play its shard; messages of an earlier process of the shard no longer count."""
@@ -425,20 +422,20 @@ class Simulation:
                 shard = self.cast.servers.shard(one.index, self._slice, incarnation)
                 self._play_shard(role, shard, self._endpoint(role, incarnation))
             case roles.Kind.STANDBY:
-                self._add_standby(one.index, incarnation)
+                standby = self.cast.servers.standby(one.index, self._slice, incarnation)
+                self.driver.add_machine(role, standby, self._endpoint(role, incarnation), become=self._become)
+                self._report(role, incarnation)
         if incarnation and role in self._stories():
             self.driver.begin(role)
 
     def end(self, role: str, incarnation: int) -> None:
-        endpoint = self.network.endpoints[role]
-        if endpoint.incarnation == incarnation and not endpoint.ended:
-            self._crash(role)
+        if self.network.endpoints[role].incarnation == incarnation:
+            self.kill(role)
 
     def tell(self, role: str, word: ChannelMessage) -> None:
         """Send a message to a role, except a death that the coordinator notices by its link."""
         if isinstance(word, Interrupt):
-            told = membership.Finish if roles.is_replica(role) else membership.Stop
-            self.driver.tell(role, roles.SUPERVISOR, told(word.reason))
+            self.driver.tell(role, roles.SUPERVISOR, word.event_for(role))
         elif isinstance(word, Died) and word.role == roles.COORDINATOR:
             self.driver.end_wait(role)
         elif isinstance(word, Died) and (self._is_let_go(word) or not self._is_heard(word)):
@@ -447,8 +444,16 @@ class Simulation:
 
     def kill(self, role: str) -> None:
         """End a role as kill -9 does; the supervisor reports it to the coordinator, which may not know the role yet."""
-        if not self.network.endpoints[role].ended:
-            self._crash(role)
+        endpoint = self.network.endpoints[role]
+        if endpoint.ended:
+            return
+        self.killed.append(role)
+        if role == roles.COORDINATOR and self._revives:
+            self.driver.remove(role)
+        self.network.crash(role)
+        self.clock.call_later(0.0, self.driver.remove, role)
+        if (role, endpoint.incarnation) not in self._moved:
+            self._happens(Ended(role, endpoint.incarnation, killed=True))
 
     def close(self) -> None:
         """End all roles that are left."""
@@ -467,7 +472,7 @@ class Simulation:
         steps = samples / (settings.batch_size * settings.replicas)
         return max(1.0, steps) * self.cluster.compute.step / ACCOUNTS
 
-    def give_accounts(self) -> None:
+    def _give_accounts(self) -> None:
         """Record the bytes of all roles, and all that the shards have applied."""
         for role in self.network.endpoints:
             self._tell_bytes(role)
@@ -479,16 +484,6 @@ class Simulation:
         """Record the bytes that the current incarnation of a role has sent and received."""
         if (counted := self.network.endpoints[role].traffic.tell(role)) is not None:
             self.sink(self.clock.time, role, counted)
-
-    def _crash(self, role: str) -> None:
-        incarnation = self.network.endpoints[role].incarnation
-        self.killed.append(role)
-        if role == roles.COORDINATOR and self._revives:
-            self.driver.remove(role)
-        self.network.crash(role)
-        self.clock.call_later(0.0, self.driver.remove, role)
-        if (role, incarnation) not in self._moved:
-            self._happens(Ended(role, incarnation, killed=True))
 
     def _left(self, role: str, incarnation: int) -> None:
         """Report that a role has ended by itself, unless it is a standby that becomes its shard."""

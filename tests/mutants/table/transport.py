@@ -122,7 +122,7 @@ MUTANTS = [
         "except (msgspec.MsgspecError, RecursionError) as error:",
         ("tests/core/test_wire.py::test_a_body_that_is_no_message_is_refused",)),
     Mutant("tcp-in-the-place-of-tls", TLS, "places/processes/process.py",
-        "return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity)",
+        "return TlsEndpoint(self.role, spec.job, self.incarnation, identity=spec.identity, patience=patience)",
         "return TcpEndpoint(self.role, spec.job, self.incarnation, insecure=True)",
         (ON_THE_WIRE, TLS_TESTS + "test_a_job_beyond_loopback_is_encrypted_unasked"), seconds=15),
     Mutant("tls-1-2-will-do", TLS, "transport/secure.py",
