@@ -8,6 +8,7 @@ import pytest
 
 from distbelief.core import records
 from distbelief.core.optimizer import optim
+from distbelief.places.compute_model import ComputeModel
 from distbelief.places.processes.local import Local
 from distbelief.strategies import Bounded, Downpour, Strategy, Synchronous
 
@@ -60,3 +61,14 @@ def test_a_killed_coordinator_goes_on_by_its_journal_and_nothing_is_lost(
     gone = "coordinator is gone: its process was killed by SIGKILL"
     said = f"{gone}; another takes its place, and continues from its journal"
     assert [note.text for note in watch.of(records.Note)].count(said) == 1
+
+
+def test_a_coordinator_that_has_counted_its_bytes_leaves_out_no_record_in_its_next_life(
+    tmp_path: Path, watch: jobs.Watch
+) -> None:
+    """Such a count is no record of its journal."""
+    watch.once(records.BytesCounted, lambda: jobs.kill("coordinator"), role="coordinator")
+    steady = Local(compute=ComputeModel(step=0.03, spread="constant"))
+    result = jobs.run(tmp_path, Downpour(2, 2), steady, epochs=EPOCHS, evaluate_every=0)
+    assert any("coordinator is gone" in note.text for note in watch.of(records.Note)), "the job ended too early"
+    assert result["samples"] == EPOCHS * jobs.SAMPLES

@@ -69,7 +69,7 @@ DEADLINES = Deadlines()
 CROWD = 8
 """Most partitions per core before a note says that they take long."""
 ACCOUNTS = (records.BytesCounted, records.Applied)
-"""Records that processes make at their time, whatever they do."""
+"""Records that processes make of themselves at their time, whatever they do."""
 TICK = 1.0
 """Seconds between two looks at the run folder and the processes."""
 
@@ -285,9 +285,9 @@ class Running:
         """Handle a message from a process; standings and accounts come at any time, and are no sign of progress."""
         if isinstance(word, Standing):
             self.status_server.take(word)
-        elif isinstance(word, Noted) and word.role != roles.COORDINATOR and isinstance(word.record, ACCOUNTS):
+        elif isinstance(word, Noted) and isinstance(word.record, ACCOUNTS) and word.record.role == word.role:
             self.attempt.record(word.moment, word.role, word.record)
-        elif isinstance(word, Noted):
+        elif isinstance(word, Noted):  # the coordinator's, also those about others, are in its journal
             self._known += word.role == roles.COORDINATOR
             self.attempt.record(word.moment, word.role, word.record)
             self._happens(Said(child.role, child.incarnation, word.record))

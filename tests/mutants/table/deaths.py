@@ -152,6 +152,10 @@ MUTANTS = [
     Mutant("what-is-due-by-minibatches-does-not-go-back", TOGETHER, "coordination/coordinator.py",
         "        self.evaluations.unmeasured = self.saving.position.unmeasured\n", "",
         ("tests/simulated/test_cadences.py::test_a_job_that_goes_back_measures_by_the_minibatches_of_its_checkpoint",)),
+    Mutant("what-a-coordinator-says-of-itself-is-in-its-journal", JOURNAL, "places/processes/running.py",
+        "isinstance(word.record, ACCOUNTS) and word.record.role == word.role:", "word.role != roles.COORDINATOR:",
+        ("tests/processes/test_restarts.py::"
+         "test_a_coordinator_that_has_counted_its_bytes_leaves_out_no_record_in_its_next_life",), seconds=10),
     Mutant("who-comes-back-is-told-everything-again", JOURNAL, "runtime/lasting.py",
         "missed = session.missed(heard)", "missed = session.missed(0)",
         (f"{REVIVAL}::test_the_model_is_that_of_a_calm_run",)),
