@@ -80,8 +80,7 @@ class Curves:
                 self._seconds = seconds
                 self._begun = True
             case records.Stepped():
-                if record.loss is not None:
-                    self._loss.add(record.loss, record.losses)
+                self._loss.add(record.loss, record.losses)
                 self._samples = summary.samples
                 started = summary.started
                 per_epoch = started.samples_per_epoch or UNKNOWN * started.batch_size if started else 0

@@ -83,8 +83,10 @@ class Recorder:
             self._settled = self._sums(self.folder, record.samples)
             self._recent.clear()
             if isinstance(record, records.Started):
-                self.summary = deepcopy(self._settled)
+                begun, self.summary = self.summary, deepcopy(self._settled)
                 self.summary.job = self.job
+                # these are of the attempt, which began before its start
+                self.summary.members, self.summary.failures = begun.members, begun.failures
         self.summary.take(seconds, record)
         self._write(line(seconds, record))
         if self.folder:

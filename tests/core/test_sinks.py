@@ -20,8 +20,7 @@ from distbelief.cli import main
 from distbelief.core import records as r
 from distbelief.core.records import Cause, Json, Record
 from distbelief.errors import UsageError
-from distbelief.integrations import families
-from distbelief.integrations.families import JobMetrics
+from distbelief.integrations.prometheus_answers import metrics
 from distbelief.places.attempt import Attempt
 from distbelief.places.view import View
 from distbelief.record import curves, sinks
@@ -235,11 +234,11 @@ def test_a_tool_knows_a_run_by_one_name_at_one_place(tmp_path: Path) -> None:
 
 def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:
     """The samples of all metrics after some records, as Prometheus's own client reads them, by their labels' values."""
-    held, summary, registry = JobMetrics({"task": "digits", "strategy": "downpour"}), Summary({}), CollectorRegistry()
+    summary, registry = Summary({"task": "digits", "strategy": "downpour"}), CollectorRegistry()
     for seconds, one in enumerate(record):
         summary.take(seconds, one)
-        held.take(one)
-    registry.register(type("Collected", (), {"collect": lambda _: held.families(summary)})())
+    times: dict[type[Record], float] = {r.Stepped: 1000.5, r.Checkpointed: 1001.5}
+    registry.register(type("Collected", (), {"collect": lambda _: metrics(summary, 1.5, times)})())
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for name, labels, value, *_ in family.samples:
@@ -248,19 +247,15 @@ def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_the_names_and_labels_of_the_metrics_are_frozen() -> None:
-    held = JobMetrics({})
-    for one in (STARTED, STEP):
-        held.take(one)
     found = {}
-    for family in held.families(Summary({})):
+    for family in metrics(Summary({}), None, {}):
         labels = {label for one in family.samples for label in one.labels}
         found[f"{family.name}_total" if family.type == "counter" else family.name] = (family.type, labels)
     assert found.keys() == NAMES.keys()
     assert all(labels <= set(NAMES[name]) for name, (kind, labels) in found.items() if kind != "info")
 
 
-def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families.time, "time", lambda: 1000.5)
+def test_metrics_count_what_the_records_say() -> None:
     found = metrics_of(
         STARTED,
         *[r.Joined(f"replica {index}") for index in range(3)],
@@ -285,7 +280,7 @@ def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> 
     expected: dict[str, Any] = {
         "job_info": {("downpour", "digits"): 1.0}, "model_samples": 30.0, "epochs": 1.0, "train_loss": 1.5,
         "test_loss": 0.7, "test_accuracy_ratio": 0.85, "replicas": 1.0, "standbys": 0.0,
-        "last_step_timestamp_seconds": 1000.5, "last_checkpoint_timestamp_seconds": 1000.5,
+        "last_step_timestamp_seconds": 1000.5, "last_checkpoint_timestamp_seconds": 1001.5,
         "samples_total": {("0",): 10.0, ("1",): 20.0, ("2",): 0.0},
         "steps_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},
         "pushes_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},
