@@ -232,6 +232,15 @@ def test_a_tool_knows_a_run_by_one_name_at_one_place(tmp_path: Path) -> None:
     assert run.parameters == {"task": "digits", "seed": 3, "replicas": 2, "threads": 1}
 
 
+def test_a_run_that_its_tool_has_lost_is_begun_anew_and_told_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    run = sinks.ShownRun(tmp_path, {}, print, told.append)
+    names = [run.identity("mlflow:x", iter(new).__next__, {"b"}.__contains__) for new in "abc"]
+    assert (names, run.identity("mlflow:x", str)) == (["a", "b", "b"], "b")
+    path = tmp_path / "mlflow.id"
+    assert told == [f"mlflow has no run a any longer, which {path} names: it begins another"]
+
+
 def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:
     """The samples of all metrics after some records, as Prometheus's own client reads them, by their labels' values."""
     summary, registry = Summary({"task": "digits", "strategy": "downpour"}), CollectorRegistry()
