@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from distbelief.core import records as r
 from distbelief.core.records import Cause, Json, Record
 from distbelief.errors import UsageError
 from distbelief.integrations.prometheus_answers import metrics
+from distbelief.places import signals
 from distbelief.places.attempt import Attempt
 from distbelief.places.view import View
 from distbelief.record import curves, sinks
@@ -161,6 +163,29 @@ def test_the_end_of_a_job_does_not_wait_for_a_writer_that_fails_late() -> None:
     sink.close({"outcome": "done"})
     assert time.monotonic() < began + curves.CLOSE_SECONDS / 2
     assert len(told) == 1
+
+
+def test_ctrl_c_ends_the_wait_for_a_tool_once_the_result_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer, over, written = Written(), threading.Event(), list[bool]()
+
+    def close(_: Json) -> None:
+        written.append((tmp_path / "run" / "result.json").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+        over.wait()
+
+    monkeypatch.setattr(writer, "close", close)
+    monkeypatch.setattr(View, "sinks", lambda _: [lambda run: Curves(writer, run.warn), lambda _: seen])
+    job, seen = db.Job("digits", out=tmp_path / "run"), Seen()
+    with signals.waitable():
+        attempt = Attempt(job, job.settings(), View(track="any"), 0.0)
+        attempt.record(1.0, "coordinator", STARTED)
+        result = attempt.finish()
+    over.set()
+    assert "points in a list were not written before Ctrl-C came; the curves are in" in capsys.readouterr().err
+    assert written == [True]
+    assert seen.result == {name: result[name] for name in result if name != "run"}, "the next sink is closed too"
 
 
 def test_points_that_a_writer_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
