@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from distbelief import errors
+from distbelief.core import roles
 
 Json = dict[str, Any]
 """JSON object whose names depend on its subject: a result, the facts of a checkpoint, the state of a method."""
@@ -291,6 +292,14 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
     """In fp16, computations repeated; in fixed point, values that were clipped."""
     counted: int = 0
     """Computations or values that `overflows` is a part of."""
+
+    def waits(self) -> dict[str, float]:
+        """Return the seconds of waits by the kind of role that ended them."""
+        kinds: dict[str, float] = {}
+        for role, seconds in self.waited.items():
+            kind = str(roles.kind(role))
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+        return kinds
 
 
 class BytesCounted(Record, frozen=True, tag=True, gc=False):

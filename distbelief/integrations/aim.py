@@ -29,15 +29,24 @@ class AimRun:
 
     def open(self) -> None:
         """Begin the run, or go on with it."""
+        self._run.identity(f"aim:{self._repository}", self._begin, self._knows)
+        self._open.name, self._open["parameters"] = self._run.folder.name, self._run.parameters
+
+    def _begin(self, name: str | None = None) -> str:
         import aim  # which takes seconds
 
         quiet = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
-        where = self._repository or None
-        name = self._run.identity(
-            f"aim:{self._repository}", lambda: aim.Run(repo=where, experiment="distbelief", **quiet).hash
-        )
-        self._open = aim.Run(name, repo=where, **quiet)
-        self._open.name, self._open["parameters"] = self._run.folder.name, self._run.parameters
+        experiment = None if name else "distbelief"
+        self._open = aim.Run(name, repo=self._repository or None, experiment=experiment, **quiet)
+        return str(self._open.hash)
+
+    def _knows(self, name: str) -> bool:
+        from aim.sdk.errors import MissingRunError
+
+        try:
+            return bool(self._begin(name))
+        except MissingRunError:
+            return False
 
     def write(self, points: Sequence[Scalar], first: int) -> None:
         """Track points over samples."""

@@ -26,9 +26,8 @@ class MlflowRun:
     """Writer of one run of MLflow; a resumed job goes on with the same."""
 
     def __init__(self, run: ShownRun, uri: str) -> None:
-        self._run, self._uri = run, uri
+        self._run, self._uri, self._id = run, uri, ""
         self._client: Any = None
-        self._id = ""
 
     def __str__(self) -> str:
         return "points for MLflow"
@@ -39,7 +38,7 @@ class MlflowRun:
         from mlflow.entities import Param
 
         self._client = MlflowClient(self._uri or None)
-        self._id = self._run.identity(f"mlflow:{self._uri}", self._begin)
+        self._id = self._run.identity(f"mlflow:{self._uri}", self._begin, self._knows)
         self._client.update_run(self._id, "RUNNING")
         known = self._client.get_run(self._id).data.params  # which MLflow never changes
         given = [Param(name, str(value)) for name, value in self._run.parameters.items() if name not in known]
@@ -51,6 +50,14 @@ class MlflowRun:
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
         return str(self._client.create_run(experiment, run_name=self._run.folder.name).info.run_id)
+
+    def _knows(self, identity: str) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return bool(self._client.get_run(identity).info.lifecycle_stage == "active")
+        except MlflowException as error:  # the next call tells of another error
+            return bool(error.error_code != "RESOURCE_DOES_NOT_EXIST")
 
     def write(self, points: Sequence[Scalar], first: int) -> None:
         """Log points as metrics over samples."""

@@ -5,24 +5,20 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from socketserver import ThreadingTCPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Metric, MetricsHandler
+from prometheus_client import CollectorRegistry, Metric
 
 from distbelief.core import records
-from distbelief.core.records import Json
 from distbelief.errors import UsageError
-from distbelief.integrations.families import JobMetrics
+from distbelief.integrations.prometheus_answers import MetricsAnswer, metrics
 from distbelief.places.join.authority import for_clients
 from distbelief.places.processes.options import port_or_address
 from distbelief.record.sinks import ShownRun, SinkMaker
-from distbelief.record.summary import Summary
+from distbelief.record.summary import Mean, Summary
 from distbelief.transport.addresses import joined
 
-OFTEN = (records.Stepped, records.Applied, records.BytesCounted, records.StepsTimed)
-"""Records after which a snapshot is taken only if the last one is a second old."""
 THREADS = 64
 """Most threads of the process with which a further client is answered."""
 
@@ -40,7 +36,8 @@ class PrometheusSink(ThreadingTCPServer):
     request_queue_size = 128  # of five, a crowd that comes at once would wait for seconds
 
     def __init__(self, run: ShownRun, host: str, port: int) -> None:
-        self._metrics, self._taken, self._shown = JobMetrics(run.job), 0.0, list[Metric]()
+        self._loss, self._times = Mean(), dict[type[records.Record], float]()
+        self._taken, self._shown = 0.0, list[Metric]()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         registry = CollectorRegistry()
         registry.register(self)
@@ -57,16 +54,20 @@ class PrometheusSink(ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
 
     def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
-        """Count a record; take a snapshot if it is rare, or the last one is old."""
-        self._metrics.take(record)
-        if not isinstance(record, OFTEN) or time.monotonic() >= self._taken + 1.0:
-            self._taken, self._shown = time.monotonic(), self._metrics.families(summary)
+        """Note when a record came; take a snapshot if it is rare, or the last one is a second old."""
+        if isinstance(record, records.Stepped):
+            self._loss.add(record.loss, record.losses)
+        if not getattr(record, "error", ""):  # a checkpoint that failed leaves the last one as it is
+            self._times[type(record)] = time.time()
+        often = isinstance(record, records.Stepped | records.Applied | records.BytesCounted | records.StepsTimed)
+        if not often or time.monotonic() >= self._taken + 1.0:
+            self._taken, self._shown = time.monotonic(), [*metrics(summary, self._loss.latest(), self._times)]
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> list[Metric]:
         """Return the last snapshot."""
         return self._shown
 
-    def close(self, result: Json) -> None:
+    def close(self, result: records.Json) -> None:
         """Stop serving."""
         self.shutdown()
         self.server_close()
@@ -77,19 +78,3 @@ class PrometheusSink(ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that went away."""
-
-
-class MetricsAnswer(MetricsHandler):
-    """Answer to one client, which has some seconds for its request."""
-
-    timeout = 10.0
-
-    def do_GET(self) -> None:
-        """Answer with the metrics, or with the health of the job."""
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            super().do_GET()
-            return
-        self.send_response(200 if path == "/health" else 404)
-        self.end_headers()
-        self.wfile.write(b"the job runs\n" if path == "/health" else b"see /metrics or /health\n")

@@ -14,6 +14,7 @@ from distbelief.core.settings import OWN_DATA, SHARED, Settings, flat, option
 from distbelief.core.values import admit, shown
 from distbelief.errors import CheckpointError, UsageError
 from distbelief.job import Job
+from distbelief.places import signals
 from distbelief.places.view import UNSEEN, View
 from distbelief.record.checkpoints import Checkpoints, Manifest, read_manifest
 from distbelief.record.folder import RunFolder, versions
@@ -228,7 +229,7 @@ class Attempt:
         A run that never began leaves no folder. A resumed run that never began keeps its previous result.
         """
         self.live.close()
-        result, folder = self.recorder.finish(write=self.begun), self.folder
+        result, folder = self.recorder.finish(self.begun, signals.raised), self.folder
         if folder and not self.begun and not self.job.resume:
             folder.remove()
             self.folder = None

@@ -69,7 +69,7 @@ class Curves:
         self._seconds = 0.0
         self._wrote = time.monotonic()
         self._batches: queue.Queue[tuple[list[Scalar], int, Json | None]] = queue.Queue(maxsize=1)
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._write, name="curves", daemon=True)
         self._begun = self._broken = False
 
     def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
@@ -80,8 +80,7 @@ class Curves:
                 self._seconds = seconds
                 self._begun = True
             case records.Stepped():
-                if record.loss is not None:
-                    self._loss.add(record.loss, record.losses)
+                self._loss.add(record.loss, record.losses)
                 self._samples = summary.samples
                 started = summary.started
                 per_epoch = started.samples_per_epoch or UNKNOWN * started.batch_size if started else 0
@@ -114,8 +113,7 @@ class Curves:
 
     def _pass(self, result: Json | None = None, wait: float = 0.0) -> None:
         """Pass what is due to the thread, unless it is still busy with what was passed before."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="curves", daemon=True)
+        if self._thread.ident is None:
             self._thread.start()
         with contextlib.suppress(queue.Full):
             self._batches.put(([*self._due], self._first, result), wait > 0, wait)
@@ -143,17 +141,19 @@ class Curves:
         if not self._begun or self._broken:
             return
         end = time.monotonic() + CLOSE_SECONDS
-        sentence = f"waits {CLOSE_SECONDS:g} s at most until {self._writer} are written"
+        sentence = f"waits {CLOSE_SECONDS:g} s at most until {self._writer} are written; Ctrl-C ends the wait"
         notice = threading.Timer(SILENT, self._warn, [sentence])
         notice.start()
-        self._pass(result, CLOSE_SECONDS)
-        if self._thread:
+        why = f"within {CLOSE_SECONDS:g} s"
+        try:
+            self._pass(result, CLOSE_SECONDS)
             self._thread.join(max(0.0, end - time.monotonic()))
+            late = self._thread.is_alive()
+        except KeyboardInterrupt:
+            late, why = True, "before Ctrl-C came"
         notice.cancel()
-        if self._thread and self._thread.is_alive():
-            self._warn(
-                f"{self._writer} were not written within {CLOSE_SECONDS:g} s; the curves are in metrics.jsonl too"
-            )
+        if late:
+            self._warn(f"{self._writer} were not written {why}; the curves are in metrics.jsonl too")
 
 
 class TensorBoardEvents:

@@ -63,7 +63,7 @@ class Live:
         self._silent = quiet and not json
         self._summary = Summary({})
         self._loss = Mean()
-        self._recent, self._recent_loss = Mean(), ""
+        self._recent = Mean()
         self._unsaved = ""
         self._tested: set[int] = set()
         self._joined: list[str] = []
@@ -138,7 +138,7 @@ class Live:
             self._joined.append(record.role)
         elif self._joined and (now - self._last >= FRAME or not isinstance(record, records.Stepped)):
             self._tell_joined()
-        if isinstance(record, records.Stepped) and record.loss is not None:
+        if isinstance(record, records.Stepped):
             self._loss.add(record.loss, record.losses)
             self._recent.add(record.loss, record.losses)
         text = self._told(record)
@@ -252,14 +252,13 @@ class Live:
             (whole, summary.samples) if counted or not summary.started else (summary.started.epochs, summary.epochs)
         )
         accuracy = summary.history[-1]["test_accuracy"] if summary.history else None
-        loss = self._recent.take()
-        self._recent_loss = self._recent_loss if loss is None else f"loss {loss:.4f}"
+        loss = self._recent.latest()
         cells = {
             "bar": " " * BAR,
             "count": f"{bar_of[1]:,}/{bar_of[0]:,} {'samples' if counted else f'{self._unit}s'}",
             "rate": f"{summary.rate:,.0f}/s{self._mark}",
             "time": f"{duration(summary.seconds)}{self._mark}",
-            "loss": self._recent_loss,
+            "loss": "" if loss is None else f"loss {loss:.4f}",
             "accuracy": "" if accuracy is None else f"accuracy {100 * accuracy:.2f} %",
             "staleness": self._stale(),
             "bytes": in_words(self._summary.bytes),

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import deepcopy
 
 import msgspec
@@ -83,8 +84,10 @@ class Recorder:
             self._settled = self._sums(self.folder, record.samples)
             self._recent.clear()
             if isinstance(record, records.Started):
-                self.summary = deepcopy(self._settled)
+                begun, self.summary = self.summary, deepcopy(self._settled)
                 self.summary.job = self.job
+                # these are of the attempt, which began before its start
+                self.summary.members, self.summary.failures = begun.members, begun.failures
         self.summary.take(seconds, record)
         self._write(line(seconds, record))
         if self.folder:
@@ -176,8 +179,13 @@ class Recorder:
         """Return the contents of `result.json`, as if the run ended now."""
         return {**self.summary.result(), "diagnosis": msgspec.to_builtins(diagnose(self.summary, self.timeline))}
 
-    def finish(self, write: bool = True) -> Json:
-        """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result."""
+    def finish(
+        self, write: bool = True, interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> Json:
+        """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result.
+
+        Sinks are waited for in the context that `interruptible` makes: a KeyboardInterrupt there ends a wait alone.
+        """
         result = self.result()
         if self.folder and write:
             try:
@@ -187,7 +195,8 @@ class Recorder:
         if self._file:
             self._file.close()
             self._file = None
-        self._pass(lambda sink: sink.close(result))
+        with contextlib.suppress(KeyboardInterrupt), interruptible():
+            self._pass(lambda sink: sink.close(result))
         return result
 
 

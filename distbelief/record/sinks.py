@@ -56,17 +56,20 @@ class ShownRun:
         kept = {name: value for name, value in named.items() if value is not None and not isinstance(value, dict)}
         return {name: value if isinstance(value, int | float) else str(value) for name, value in kept.items()}
 
-    def identity(self, tool: str, new: Callable[[], str]) -> str:
+    def identity(self, tool: str, new: Callable[[], str], knows: Callable[[str], bool] = bool) -> str:
         """Return the name by which a tool knows the run, which is kept in the run folder.
 
         Args:
             tool: the tool, and the place where it keeps its runs.
             new: makes the name, if this tool there does not know the run yet.
+            knows: returns whether the tool still has the run of a name there.
         """
         path = self.folder / f"{tool.partition(':')[0]}.id"
         known, _, identity = path.read_text().partition("\n") if path.exists() else ("", "", "")
         if known == tool:
-            return identity
+            if knows(identity):
+                return identity
+            self.warn(f"{path.stem} has no run {identity} any longer, which {path} names: it begins another")
         write_atomically(path, f"{tool}\n{(identity := new())}".encode())
         return identity
 

@@ -87,20 +87,30 @@ class Mean(msgspec.Struct):
     >>> mean = Mean()
     >>> mean.add(2.0, 3), mean.add(6.0, 1), mean.take(), mean.take()
     (None, None, 3.0, None)
+    >>> mean.add(2.0, 1), mean.add(None, 0), mean.latest(), mean.latest()
+    (None, None, 2.0, 2.0)
     """
 
     _sum: float = 0.0
     _weight: int = 0
+    _last: float | None = None
 
-    def add(self, value: float, weight: int) -> None:
-        """Add a value that counts `weight` times."""
-        self._sum, self._weight = self._sum + value * weight, self._weight + weight
+    def add(self, value: float | None, weight: int) -> None:
+        """Add a value that counts `weight` times, if it is known."""
+        if value is not None:
+            self._sum, self._weight = self._sum + value * weight, self._weight + weight
 
     def take(self) -> float | None:
         """Return the mean since the last call, or None without values."""
         mean = self._sum / self._weight if self._weight else None
         self._sum, self._weight = 0.0, 0
         return mean
+
+    def latest(self) -> float | None:
+        """Return the mean since the last call; without values, what that call returned."""
+        if (mean := self.take()) is not None:
+            self._last = mean
+        return self._last
 
 
 class Summary(msgspec.Struct):
@@ -112,6 +122,12 @@ class Summary(msgspec.Struct):
     """
     started: records.Started | None = None
     replicas: dict[int, ReplicaCounts] = {}
+    members: set[str] = set()
+    """Replicas that take part in this attempt, and standbys that are ready."""
+    failures: dict[str, int] = msgspec.field(
+        default_factory=lambda: dict.fromkeys(("replica", "shard", "standby", "checkpoint"), 0)
+    )
+    """Deaths in this attempt by kind of role, and failed checkpoints."""
     history: list[HistoryRow] = []
     """All rows up to `ROWS`; beyond that only every second, fourth, ..., and the last."""
     applied: dict[str, records.Applied] = {}
@@ -186,7 +202,8 @@ class Summary(msgspec.Struct):
             # those of earlier attempts are gone; the replica that sends the initial parameters joins before the start
             replica.joined = None if record.samples or replica.joined is None else self._before
 
-    def _take_joined(self, seconds: float, record: records.Joined) -> None:
+    def _take_joined(self, seconds: float, record: records.Joined | records.StandbyReady) -> None:
+        self.members.add(record.role)
         if roles.is_replica(record.role):
             replica = self._replica(record.role)
             replica.gone, replica.given_up, replica.joined = "", 0, self._training(seconds)
@@ -206,6 +223,7 @@ class Summary(msgspec.Struct):
             self._row(seconds, record.epoch)
 
     def _take_gone(self, _: float, record: records.Gone) -> None:
+        self._part(record.role, record.died)
         if roles.is_replica(record.role):
             replica = self._replica(record.role)
             replica.lost += record.lost
@@ -214,10 +232,23 @@ class Summary(msgspec.Struct):
             if record.died or not self._ending:
                 replica.joined = None
 
+    def _take_succeeded(self, _: float, record: records.Succeeded) -> None:
+        self.members.discard(record.standby)  # whose next incarnation is vacant now, but it has not failed
+        self.failures["shard"] += 1
+
+    def _take_vacant(self, _: float, record: records.Vacant) -> None:
+        self._part(record.role, roles.kind(record.role) is roles.Kind.SHARD or record.role in self.members)
+
+    def _part(self, role: str, failed: bool) -> None:
+        if failed:
+            self.failures[roles.kind(role)] = self.failures.get(roles.kind(role), 0) + 1
+        self.members.discard(role)
+
     def _take_ending(self, _: float, record: records.Ending) -> None:
         self._ending = True
 
     def _take_checkpointed(self, _: float, record: records.Checkpointed) -> None:
+        self.failures["checkpoint"] += bool(record.error)
         self._last_beside["checkpoints"] = self._last_beside.get("checkpoints", 0.0) + record.took
 
     def _take_resources(self, _: float, record: records.Resources) -> None:
@@ -273,9 +304,8 @@ class Summary(msgspec.Struct):
         self._counted += record.samples
         self.dropped += record.dropped
         self.seconds = self._training(seconds)
-        if record.loss is not None:
-            self._loss.add(record.loss, record.losses)
-            self.first_loss = record.loss if self.first_loss is None else self.first_loss
+        self._loss.add(record.loss, record.losses)
+        self.first_loss = record.loss if self.first_loss is None else self.first_loss
 
     def participation(self, index: int) -> float | None:
         """Return a replica's share of the last window's samples (0 to 1); None before there are any."""
@@ -483,10 +513,7 @@ def duration(seconds: float) -> str:
 
 def _times(timed: records.StepsTimed) -> Json:
     """Return the times of a replica for `result.json`, with the kind of role for which it waited longest."""
-    kinds: dict[str, float] = {}
-    for role, seconds in timed.waited.items():
-        kind = roles.kind(role).value
-        kinds[kind] = kinds.get(kind, 0.0) + seconds
+    kinds = timed.waits()
     longest = max(kinds, key=lambda kind: kinds[kind], default="")
     return {**{name: getattr(timed, name) for name in TIMES}, "waits_for": longest}
 
@@ -498,6 +525,9 @@ def _finite(value: float | None) -> float | None:
 TAKES: Mapping[type[records.Record], Callable[[Summary, float, Any], None]] = {
     records.Started: Summary._take_started,
     records.Joined: Summary._take_joined,
+    records.StandbyReady: Summary._take_joined,
+    records.Succeeded: Summary._take_succeeded,
+    records.Vacant: Summary._take_vacant,
     records.Stepped: Summary._take_stepped,
     records.Rewound: Summary._take_rewound,
     records.Forgotten: Summary._take_forgotten,

@@ -204,6 +204,17 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(tmp_path, torn):
     assert len(folder.metrics.read_bytes().splitlines()) == whole, "a line that is empty or torn is left"
 
 
+def test_members_and_failures_are_of_this_attempt_even_those_before_its_start(tmp_path):
+    folder = RunFolder.create(tmp_path, "x")
+    played(folder, [*RUN[:7], (5.0, r.StandbyReady("standby 0")), (6.0, r.Checkpointed(1, "the disk is full"))])
+    resumed = Recorder(folder, JOB)
+    for record in (r.Vacant("shard 0", 1), r.Started(2, 2, 100, 40, 10, 2, samples=40), r.Joined("replica 1")):
+        resumed.take(1.0, record)
+    assert resumed.summary.failures == {"replica": 0, "shard": 1, "standby": 0, "checkpoint": 0}
+    assert resumed.summary.members == {"replica 1"}
+    resumed.finish()
+
+
 def test_a_resumed_run_whose_metrics_are_gone_counts_its_samples_and_not_their_time(tmp_path):
     result = played(
         RunFolder.create(tmp_path, "x"), [(1.0, r.Started(2, 2, 100, 40, 10, 2, samples=40)), (3.0, step())]

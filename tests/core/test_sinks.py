@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,8 +21,8 @@ from distbelief.cli import main
 from distbelief.core import records as r
 from distbelief.core.records import Cause, Json, Record
 from distbelief.errors import UsageError
-from distbelief.integrations import families
-from distbelief.integrations.families import JobMetrics
+from distbelief.integrations.prometheus_answers import metrics
+from distbelief.places import signals
 from distbelief.places.attempt import Attempt
 from distbelief.places.view import View
 from distbelief.record import curves, sinks
@@ -164,6 +165,29 @@ def test_the_end_of_a_job_does_not_wait_for_a_writer_that_fails_late() -> None:
     assert len(told) == 1
 
 
+def test_ctrl_c_ends_the_wait_for_a_tool_once_the_result_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer, over, written = Written(), threading.Event(), list[bool]()
+
+    def close(_: Json) -> None:
+        written.append((tmp_path / "run" / "result.json").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+        over.wait()
+
+    monkeypatch.setattr(writer, "close", close)
+    monkeypatch.setattr(View, "sinks", lambda _: [lambda run: Curves(writer, run.warn), lambda _: seen])
+    job, seen = db.Job("digits", out=tmp_path / "run"), Seen()
+    with signals.waitable():
+        attempt = Attempt(job, job.settings(), View(track="any"), 0.0)
+        attempt.record(1.0, "coordinator", STARTED)
+        result = attempt.finish()
+    over.set()
+    assert "points in a list were not written before Ctrl-C came; the curves are in" in capsys.readouterr().err
+    assert written == [True]
+    assert seen.result == {name: result[name] for name in result if name != "run"}, "the next sink is closed too"
+
+
 def test_points_that_a_writer_does_not_take_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "WAITING", 3)
     played(writer := Written(), [], STARTED, *[r.Tested(1, float(at), None) for at in range(9)])
@@ -233,13 +257,22 @@ def test_a_tool_knows_a_run_by_one_name_at_one_place(tmp_path: Path) -> None:
     assert run.parameters == {"task": "digits", "seed": 3, "replicas": 2, "threads": 1}
 
 
+def test_a_run_that_its_tool_has_lost_is_begun_anew_and_told_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    run = sinks.ShownRun(tmp_path, {}, print, told.append)
+    names = [run.identity("mlflow:x", iter(new).__next__, {"b"}.__contains__) for new in "abc"]
+    assert (names, run.identity("mlflow:x", str)) == (["a", "b", "b"], "b")
+    path = tmp_path / "mlflow.id"
+    assert told == [f"mlflow has no run a any longer, which {path} names: it begins another"]
+
+
 def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:
     """The samples of all metrics after some records, as Prometheus's own client reads them, by their labels' values."""
-    held, summary, registry = JobMetrics({"task": "digits", "strategy": "downpour"}), Summary({}), CollectorRegistry()
+    summary, registry = Summary({"task": "digits", "strategy": "downpour"}), CollectorRegistry()
     for seconds, one in enumerate(record):
         summary.take(seconds, one)
-        held.take(one)
-    registry.register(type("Collected", (), {"collect": lambda _: held.families(summary)})())
+    times: dict[type[Record], float] = {r.Stepped: 1000.5, r.Checkpointed: 1001.5}
+    registry.register(type("Collected", (), {"collect": lambda _: metrics(summary, 1.5, times)})())
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for name, labels, value, *_ in family.samples:
@@ -248,19 +281,15 @@ def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_the_names_and_labels_of_the_metrics_are_frozen() -> None:
-    held = JobMetrics({})
-    for one in (STARTED, STEP):
-        held.take(one)
     found = {}
-    for family in held.families(Summary({})):
+    for family in metrics(Summary({}), None, {}):
         labels = {label for one in family.samples for label in one.labels}
         found[f"{family.name}_total" if family.type == "counter" else family.name] = (family.type, labels)
     assert found.keys() == NAMES.keys()
     assert all(labels <= set(NAMES[name]) for name, (kind, labels) in found.items() if kind != "info")
 
 
-def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families.time, "time", lambda: 1000.5)
+def test_metrics_count_what_the_records_say() -> None:
     found = metrics_of(
         STARTED,
         *[r.Joined(f"replica {index}") for index in range(3)],
@@ -285,7 +314,7 @@ def test_metrics_count_what_the_records_say(monkeypatch: pytest.MonkeyPatch) -> 
     expected: dict[str, Any] = {
         "job_info": {("downpour", "digits"): 1.0}, "model_samples": 30.0, "epochs": 1.0, "train_loss": 1.5,
         "test_loss": 0.7, "test_accuracy_ratio": 0.85, "replicas": 1.0, "standbys": 0.0,
-        "last_step_timestamp_seconds": 1000.5, "last_checkpoint_timestamp_seconds": 1000.5,
+        "last_step_timestamp_seconds": 1000.5, "last_checkpoint_timestamp_seconds": 1001.5,
         "samples_total": {("0",): 10.0, ("1",): 20.0, ("2",): 0.0},
         "steps_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},
         "pushes_total": {("0",): 1.0, ("1",): 2.0, ("2",): 0.0},

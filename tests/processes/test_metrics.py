@@ -128,6 +128,28 @@ def test_a_snapshot_is_a_second_old_at_most_and_shows_what_is_rare_at_once(
     sink.close({})
 
 
+def test_the_loss_and_the_moments_of_steps_and_checkpoints_are_the_last_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, summary = PrometheusSink(ShownRun(tmp_path, {}, [].append, print), "127.0.0.1", 0), Summary({})
+
+    def seen(now: float, *came: records.Record) -> list[float]:
+        monkeypatch.setattr(prometheus.time, "time", lambda: now)
+        for record in came:
+            sink.take(now, record, summary)
+        shown = {sample.name: sample.value for family in sink.collect() for sample in family.samples}
+        names = ("train_loss", "last_step_timestamp_seconds", "last_checkpoint_timestamp_seconds")
+        return [shown.get(f"distbelief_{name}", 0.0) for name in names]
+
+    saved, failed = records.Checkpointed(1, ""), records.Checkpointed(2, "the disk is full")
+    steps = [records.Stepped("replica 0", 1, 10, 1, loss, 0, weight) for loss, weight in ((2.5, 1), (1.0, 2))]
+    assert seen(1000.0, failed) == [0.0, 0.0, 0.0]
+    assert seen(1001.0, *steps, saved) == [1.5, 1001.0, 1001.0]
+    assert seen(1002.0, failed) == [1.5, 1001.0, 1001.0]
+    assert seen(1003.0, records.Stepped("replica 0", 1, 10, 1, None), failed) == [1.5, 1003.0, 1001.0]
+    sink.close({})
+
+
 def test_a_crowd_that_says_nothing_has_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus.MetricsAnswer, "timeout", 2 * patience.SECONDS)
     sink = PrometheusSink(ShownRun(tmp_path, {}, [].append, print), "127.0.0.1", 0)

@@ -10,11 +10,14 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from distbelief.record.curves import CurveWriter
+from distbelief.record.sinks import ShownRun
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
@@ -117,6 +120,40 @@ def test_aim_has_one_run_of_a_job_and_its_resumption(tmp_path: Path) -> None:
     (model,) = run.artifacts.values()
     assert Path(model.uri.removeprefix("file://")).read_bytes() == (tmp_path / "run/model.safetensors").read_bytes()
     run.close()
+
+
+@pytest.mark.timeout(600)
+def test_a_store_without_the_run_that_the_folder_names_gets_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    from distbelief.integrations.aim import AimRun
+    from distbelief.integrations.mlflow import MlflowRun
+
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    run, uri = ShownRun(tmp_path, {}, print, told.append), "sqlite:///store.db"
+    writers: dict[str, Callable[[], CurveWriter]] = {
+        f"mlflow:{uri}": lambda: MlflowRun(run, uri),
+        "aim:repository": lambda: AimRun(run, "repository"),
+    }
+    for tool, make in writers.items():
+        kept = tmp_path / f"{tool.partition(':')[0]}.id"
+        kept.write_text(f"{tool}\n{24 * '0'}")
+        writer = make()
+        writer.open()
+        writer.write([("train/loss", 2.5, 10, 1000.0)], 0)
+        writer.close({"outcome": "done", "reason": "", "samples": 10})
+        assert told.pop() == f"{kept.stem} has no run {24 * '0'} any longer, which {kept} names: it begins another"
+        assert kept.read_text().startswith(f"{tool}\n")
+        assert 24 * "0" not in kept.read_text()
+    MlflowRun(run, uri).open()
+    assert not told, "the store knows the other run"
+    gone = (tmp_path / "mlflow.id").read_text().split()[1]
+    MlflowClient(uri).delete_run(gone)
+    MlflowRun(run, uri).open()
+    assert told == [f"mlflow has no run {gone} any longer, which {tmp_path / 'mlflow.id'} names: it begins another"]
 
 
 def test_wandb_without_a_login_is_refused_before_anything_starts(tmp_path: Path) -> None:
