@@ -3,6 +3,7 @@ without chance from run to run; limits of time that a busy machine may stretch. 
 each test that is not long.
 """
 
+import gc
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,13 @@ def drawn(items: list[pytest.Item]) -> set[pytest.Item]:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chance = random.Random(hash_of_sources(ROOT))
     return {chance.choice(some) for some in cases.values()}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def seldom_collected() -> None:
+    """What has been imported is no garbage: collections look at what the tests of this file have made."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -172,7 +172,9 @@ class Keyed(nn.Module):
 
     def forward(self, chance: int, *args: Any, **kwargs: object) -> object:
         """Compute the node with the seed of a step and microbatch."""
-        torch.manual_seed(mixed(chance, self._number))
+        # not torch.manual_seed, which asks every backend, as in `tasks.order`
+        for generator in (torch.default_generator, *torch.cuda.default_generators):
+            generator.manual_seed(mixed(chance, self._number))
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         if self._op == "call_method":

@@ -48,15 +48,6 @@ def heard() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def seldom_collected() -> Iterator[None]:
-    """What was imported is no garbage: a collection after each test looks at what that has made."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
 def traced_for_all() -> Iterator[None]:
     """All of these jobs are forked from one process, which the first of them starts: it has what torch traces with, or
     each partition, and each that wraps a model for DDP, would import that by itself.

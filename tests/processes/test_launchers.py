@@ -98,32 +98,32 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Start]]:
         one.leaves_nobody()
 
 
-@pytest.mark.parametrize("restarts", [(0, 0, 1), (0, 0, 0)])
 def test_a_start_that_ends_early_goes_on_from_its_newest_checkpoint_when_it_is_started_again(
-    start: Callable[..., Start], restarts: tuple[int, ...]
+    start: Callable[..., Start],
 ) -> None:
-    """On whichever host the launcher counts that, or on none, where the same process of it has started this. It ends
-    all by SIGTERM, which is one interruption; after kill -9 of the first, nobody else stays.
+    """On none of the hosts the launcher counts that, where the same process of it has started this, or on whichever.
+    It ends all by SIGTERM, which is one interruption; after kill -9 of the first, nobody else stays.
     """
-    one = start("--replicas", "2", "--epochs", "10000")
+    words = ("--replicas", "2", "--epochs", "10000")
+    one = start(*words)
     one.until("Stepped")
-    for process in one.processes:
-        process.send_signal(signal.SIGTERM)
-    assert one.statuses() == [130] * SIZE
+    for restarts in ((0, 0, 0), (0, 0, 1)):
+        for process in one.processes:
+            process.send_signal(signal.SIGTERM)
+        assert one.statuses() == [130] * SIZE
+        one.leaves_nobody()
+        [run] = (one.folder / "runs").iterdir()
+        assert list((run / "checkpoints").iterdir())
+        if any(restarts):
+            kept = json.loads((run / "job.json").read_text())
+            kept["start"]["by"] = "another process"
+            (run / "job.json").write_text(json.dumps(kept))
+        one = start(*words, restarts=restarts)
+        one.until("Stepped")
+        assert [run] == list((one.folder / "runs").iterdir())
+    one.processes[0].kill()
+    assert one.statuses() == [-signal.SIGKILL, 1, 1]
     one.leaves_nobody()
-    [run] = (one.folder / "runs").iterdir()
-    assert list((run / "checkpoints").iterdir())
-    if any(restarts):
-        kept = json.loads((run / "job.json").read_text())
-        kept["start"]["by"] = "another process"
-        (run / "job.json").write_text(json.dumps(kept))
-
-    again = start("--replicas", "2", "--epochs", "10000", restarts=restarts)
-    again.until("Stepped")
-    assert [run] == list((one.folder / "runs").iterdir())
-    again.processes[0].kill()
-    assert again.statuses() == [-signal.SIGKILL, 1, 1]
-    again.leaves_nobody()
 
 
 def test_a_host_that_a_launcher_tells_to_go_leaves_and_its_process_ends_well(start: Callable[..., Start]) -> None:

@@ -135,12 +135,3 @@ def test_a_recipe_runs_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (result["outcome"], result["samples"]) == ("done", SAMPLES)
     assert result["history"][-1]["train_loss"] > 0
     assert (tmp_path / "run" / "model.safetensors").exists()
-
-
-def test_alexnet_and_vgg_fall_under_one_half_before_inception() -> None:
-    scaling, replicas = recipes.load("scaling.py"), (1, 2, 4)
-    fell = {
-        name: scaling.falls(scaling.efficiencies(scaling.net(task), scaling.NETWORKS["1 Gbit/s"], replicas), replicas)
-        for name, task in scaling.NETS.items()
-    }
-    assert fell == {"AlexNet": 2, "VGG-16": 2, "Inception v1": 4}

@@ -68,7 +68,7 @@ ALIKE: dict[str, Any] = {
 }
 """Those that train the same whenever they are interrupted."""
 STEP, EPOCHS, SAMPLES = 2.5, 3, 64
-MOMENTS = some([0.1 + 0.55 * number for number in range(32)], max(3, SEEDS // 10))
+MOMENTS = some([0.1 + 0.55 * number for number in range(32)], max(3, SEEDS // 16))
 """From the first step on."""
 SLACK = 0.2
 """Seconds of all that is no step: messages, updates, checkpoints."""

@@ -122,7 +122,7 @@ MUTANTS = [
         "return value * kept", "return value * torch.empty_like(value).bernoulli_(1 - self.p).div_(1 - self.p)",
         (f"{LAYERS}::test_dropout_on_parts_and_on_the_whole_draws_the_same",)),
     Mutant("all-nodes-draw-the-same", CHANCE, "split/layers.py",
-        "torch.manual_seed(mixed(chance, self._number))", "torch.manual_seed(mixed(chance, 0))",
+        "generator.manual_seed(mixed(chance, self._number))", "generator.manual_seed(mixed(chance, 0))",
         (f"{LAYERS}::test_dropout_is_that_of_a_model_seeded_by_hand_before_each",)),
     Mutant("a-short-microbatch-weighs-as-much-as-a-long-one", MICROBATCHES, "split/play.py",
         "size / samples))", "1 / microbatches))",
