@@ -18,8 +18,11 @@ from distbelief.record.summary import Summary, many
 
 WIDTH = 2.0
 """Seconds of the shortest bins: replicas and shards give accounts as often."""
-SIMULATED_WIDTH = 2.0**-10
-"""The same in simulated time, where a job may take a tenth of a second."""
+SIMULATED_WIDTH, SPREAD = 2.0**-10, 4
+"""Width in simulated time, where a job may take a tenth of a second, and most bins that one account there may fill.
+
+At a longer one the width doubles, up to `WIDTH`: a long job is not counted in a thousand pieces.
+"""
 FINE, COARSE = 256, 64
 """Most bins of one width, for a job's amounts, and for each replica's uses or shard's updates; even numbers."""
 LATELY, PART = 10.0, 0.02
@@ -134,6 +137,8 @@ class Bins(msgspec.Struct, Generic[B]):
 
     def add(self, start: float, stop: float, sums: B) -> None:
         """Add sums that belong to the time from `start` to `stop`, evenly; to that moment if both are the same."""
+        while self.width < WIDTH and stop - start > SPREAD * self.width:
+            self._widen()
         first, last = int(start / self.width), int(stop / self.width)
         if first == last and self.levels and (known := self.levels[0].get(last)) is not None:  # most are such
             known.add(sums)
@@ -146,6 +151,14 @@ class Bins(msgspec.Struct, Generic[B]):
             share = (min(stop, (number + 1) * self.width) - begin) / whole if whole else 1.0
             self._bin(number, type(sums)).add(sums, share)
         self._thin(0, last)
+
+    def _widen(self) -> None:
+        """Merge the shortest bins by twos."""
+        self.width *= 2
+        shortest = self.levels[0] if self.levels else {}
+        self.levels, self.firsts = self.levels[1:] or [{}], self.firsts[1:] or [0]
+        for number, sums in shortest.items():
+            self.levels[0].setdefault(number >> 1, type(sums)()).add(sums)
 
     def _bin(self, number: int, kind: type[B]) -> B:
         """Return the bin of the time that bin `number` has at the first level."""
@@ -214,6 +227,7 @@ class Timeline(msgspec.Struct):
     """Timeline of a run, over all its attempts, in seconds of training."""
 
     amounts: Bins[Amounts]
+    simulated: bool = False
     uses: dict[str, Bins[Uses]] = {}
     """Use of time of each replica; of the first `SHOWN`."""
     heard: dict[str, float] = {}
@@ -240,12 +254,13 @@ class Timeline(msgspec.Struct):
     @property
     def lately(self) -> float:
         """Seconds over which a present rate is a mean; in simulated time a part of the run."""
-        return LATELY if self.amounts.width == WIDTH else PART * self.seconds
+        return PART * self.seconds if self.simulated else LATELY
 
     @staticmethod
     def of(job: Json) -> Timeline:
         """Return an empty timeline for a job, by the contents of its `job.json`."""
-        return Timeline(Bins[Amounts](FINE, SIMULATED_WIDTH if "cluster" in job else WIDTH))
+        simulated = "cluster" in job
+        return Timeline(Bins[Amounts](FINE, SIMULATED_WIDTH if simulated else WIDTH), simulated)
 
     def take(self, seconds: float, record: records.Record, summary: Summary) -> None:
         """Add a record from `seconds` after its attempt began; the sums include it."""

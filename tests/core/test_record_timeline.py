@@ -16,7 +16,7 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.following import Follower
 from distbelief.record.metrics import LONGEST, line
 from distbelief.record.summary import Summary
-from distbelief.record.timeline import BACK, LATEST, SHOWN, WIDTH, Amounts, Bins, Timeline
+from distbelief.record.timeline import BACK, LATEST, SHOWN, SIMULATED_WIDTH, WIDTH, Amounts, Bins, Timeline
 from distbelief.runtime.player import StepTimes
 
 SPANS = st.lists(
@@ -34,9 +34,11 @@ def overlap(start: float, stop: float, begin: float, end: float) -> float:
     return max(0.0, min(stop, end) - max(start, begin)) / (stop - start)
 
 
-@given(SPANS, st.sampled_from([2, 4, 16]))
-def test_each_bin_has_the_shares_of_the_spans_that_lie_in_it(spans: list[tuple[float, float, int]], kept: int) -> None:
-    bins = Bins[Amounts](kept, WIDTH)
+@given(SPANS, st.sampled_from([2, 4, 16]), st.sampled_from([SIMULATED_WIDTH, 0.5, WIDTH]))
+def test_each_bin_has_the_shares_of_the_spans_that_lie_in_it(
+    spans: list[tuple[float, float, int]], kept: int, width: float
+) -> None:
+    bins = Bins[Amounts](kept, width)
     at, added = 0.0, []
     for step, length, samples in spans:
         at += step
@@ -49,6 +51,7 @@ def test_each_bin_has_the_shares_of_the_spans_that_lie_in_it(spans: list[tuple[f
     assert all(before.width >= after.width for before, after in itertools.pairwise(whole))
     for level in bins.levels:
         assert len(level) <= kept
+    assert bins.width <= WIDTH
     oldest = 2 * kept * WIDTH  # the rest of a longer span is not spread
     if all(stop - start <= oldest - WIDTH for start, stop, _ in added):
         for bin in whole:

@@ -24,12 +24,10 @@ from distbelief.record.folder import RunFolder
 from distbelief.record.metrics import read_metrics
 from distbelief.record.recorder import Recorder
 from distbelief.record.summary import Summary
-from distbelief.record.timeline import FINE, Amounts, Bins, Timeline
+from distbelief.record.timeline import Timeline
 
 EVERY = 20
 """Records between two diagnoses."""
-WIDTH = 2.0**-4
-"""Seconds of the shortest bins of a timeline; those of simulated jobs are so short that each account fills 100."""
 CHUNK = 8
 """Jobs that are well, at once."""
 
@@ -124,7 +122,7 @@ class Watch:
             def take(self, seconds: float, record: Record) -> None:
                 super().take(seconds, record)
                 self.taken += 1
-                self.past = self.past or Timeline(Bins[Amounts](FINE, WIDTH))
+                self.past = self.past or Timeline.of(self.job)
                 self.past.take(seconds, record, self.summary)
                 if self.taken % EVERY == 0 or isinstance(record, records.Finished):
                     for timeline in (self.past, None):
