@@ -37,13 +37,6 @@ from distbelief.replica.work import NextPush, Pushes, WorkQueue, gradient, repor
 from distbelief.sharding.layout import Range
 
 
-class DownpourReplica(ServedReplica):
-    """One replica."""
-
-    def begin_training(self, server: ServerView) -> DownpourTraining:
-        return DownpourTraining(self, server)
-
-
 # Every wait of the story is a loop around `wait`, which takes one arrival and acts on it. So a replica answers a
 # checkpoint, or a new incarnation of a shard, during any wait. `take` only notes an arrival; `_act` yields the effects.
 #
@@ -653,13 +646,6 @@ class DownpourTraining:
                 self._holding, self._hold = False, None
             case _:
                 self._replica.take(arrival)
-
-
-class HogwildReplica(ServedReplica):
-    """A replica that updates the shard's memory itself."""
-
-    def begin_training(self, server: ServerView) -> DownpourTraining:
-        return HogwildTraining(self, server)
 
 
 class HogwildTraining(DownpourTraining):

@@ -9,8 +9,7 @@ all, and stands in for the coordinator towards the others (`replica/siblings`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +39,7 @@ from distbelief.core.effects import (
 )
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan
 from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
@@ -207,24 +206,29 @@ class Training(Protocol):
 # back to a checkpoint, which a welcome of a new generation announces, `AllBack` unwinds the training wherever it waits,
 # since its view of the shards is out of date, and the replica enters again with a new one. That may happen until the
 # coordinator's farewell, also after the work is done.
-class ServedReplica(ABC):
+class ServedReplica:
     """One replica.
 
     Args:
+        begin_training: begins its training, with its view of the shards.
         samples: number of samples in its training set.
         split: steps of this partition, where the replica is split.
         loop: request of a user's own loop, which uses the model after the story; None for a task.
+        slots: number of gradient vectors of each model; 0 for as many as parameter vectors.
     """
 
     def __init__(
         self,
+        begin_training: Callable[[ServedReplica, ServerView], Training],
         role: str,
         vectors: Vectors,
         samples: int,
         incarnation: int = 0,
         split: SplitCompute | None = None,
         loop: LoopRequest | None = None,
+        slots: int = 0,
     ) -> None:
+        self._begin_training, self._slots = begin_training, slots
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
         self.superior = self.siblings.superior
@@ -254,14 +258,6 @@ class ServedReplica(ABC):
         self._join = membership.Join(incarnation, vectors.layout, samples, *names, request.script is not None)
         self._training: Training | None = None
 
-    def slots(self, settings: Settings) -> int:
-        """Return the number of gradient vectors of each model: two where the replica does not wait for pushes."""
-        return settings.landings
-
-    @abstractmethod
-    def begin_training(self, server: ServerView) -> Training:
-        """Begin its training, with its view of the shards."""
-
     def story(self) -> Story:
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
@@ -272,7 +268,8 @@ class ServedReplica(ABC):
             yield from self.siblings.tell(membership.Farewell())
             return
         plan = self.welcome.plan
-        yield Attach(plan, self.slots(plan.settings), plan.settings.landings)
+        self._slots = self._slots or plan.settings.landings  # two where the replica does not wait for pushes
+        yield Attach(plan, self._slots, plan.settings.landings)
         while not self._excused:
             try:
                 if not self.left:
@@ -303,8 +300,8 @@ class ServedReplica(ABC):
                 self.siblings.begin(self.generation)
                 if self.split is not None:
                     yield from self.split.begin(self.generation)
-                server = ServerView(plan, self.vectors, self.links, self.incarnation, self.slots(plan.settings))
-                training = self._training = self.begin_training(server)
+                server = ServerView(plan, self.vectors, self.links, self.incarnation, self._slots)
+                training = self._training = self._begin_training(self, server)
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
                 self.links.forget(shard)
         assert training is not None

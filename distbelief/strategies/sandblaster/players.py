@@ -14,7 +14,7 @@ from distbelief.runtime.player import PlayedRole
 from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers, served
 from distbelief.strategies.sandblaster.batch_work import BatchWork
-from distbelief.strategies.sandblaster.replica import WorkUnitReplica
+from distbelief.strategies.sandblaster.replica import WorkUnitTraining
 from distbelief.strategies.sandblaster.shard import shard, standby
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
 
@@ -26,8 +26,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 
 def replica(context: Context) -> PlayedRole:
     """Return a replica that computes work units."""
-    role, vectors, samples = context.role, context.vectors, context.samples
-    return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation, context.split))
+    return served(context, WorkUnitTraining, slots=2)  # one gradient vector is computed while the other is sent
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:
