@@ -113,9 +113,9 @@ class ModelView:
 class ServerView:
     """A replica's view of the shards: their ranges, and the versions of its parameters."""
 
-    def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int, slots: int) -> None:
+    def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int) -> None:
         # a partition uses only its own shards: no shard holds ranges of two partitions
-        self.plan, self.vectors, self.slots = plan, vectors, slots
+        self.plan, self.vectors, self.slots = plan, vectors, plan.settings.slots
         partition = roles.partition_of(links.role)
         shards = [
             (roles.shard(i), held, plan.parts(i))
@@ -126,7 +126,7 @@ class ServerView:
         """Moving range of each shard."""
         self.whole = [part for _, held, parts in shards for part in (*parts, held.frozen) if part.size]
         self.models = [
-            ModelView([(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, slots)
+            ModelView([(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, self.slots)
             for model in range(plan.models)
         ]
         self.moving = [part for model in self.models for part in model.moving]
@@ -158,9 +158,7 @@ class ServerView:
 
     def arrive(self, shard: str, event: pushing.Fetched) -> None:
         """Note parameters that have arrived from a shard."""
-        several = len(self.models) > 1
-        held = self._held.get((event.start, event.stop), self.held) if several else self.held
-        held.arrive(shard, event)
+        self._held.get((event.start, event.stop), self.held).arrive(shard, event)
 
     def based(self, model: int) -> Mapping[str, Version]:
         """Return the version of each shard in the parameters of a model."""
@@ -214,7 +212,6 @@ class ServedReplica:
         samples: number of samples in its training set.
         split: steps of this partition, where the replica is split.
         loop: request of a user's own loop, which uses the model after the story; None for a task.
-        slots: number of gradient vectors of each model; 0 for as many as parameter vectors.
     """
 
     def __init__(
@@ -226,9 +223,8 @@ class ServedReplica:
         incarnation: int = 0,
         split: SplitCompute | None = None,
         loop: LoopRequest | None = None,
-        slots: int = 0,
     ) -> None:
-        self._begin_training, self._slots = begin_training, slots
+        self._begin_training = begin_training
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
         self.superior = self.siblings.superior
@@ -267,9 +263,9 @@ class ServedReplica:
             yield Send(self.superior, membership.Leave(for_good=True))
             yield from self.siblings.tell(membership.Farewell())
             return
-        plan = self.welcome.plan
-        self._slots = self._slots or plan.settings.landings  # two where the replica does not wait for pushes
-        yield Attach(plan, self._slots, plan.settings.landings)
+        plan, settings = self.welcome.plan, self.welcome.plan.settings
+        # a fetch that is in flight during computation lands in a vector of its own
+        yield Attach(plan, settings.slots, 1 + settings.strategy.pushing.prefetch)
         while not self._excused:
             try:
                 if not self.left:
@@ -300,7 +296,7 @@ class ServedReplica:
                 self.siblings.begin(self.generation)
                 if self.split is not None:
                     yield from self.split.begin(self.generation)
-                server = ServerView(plan, self.vectors, self.links, self.incarnation, self._slots)
+                server = ServerView(plan, self.vectors, self.links, self.incarnation)
                 training = self._training = self._begin_training(self, server)
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
                 self.links.forget(shard)

@@ -43,23 +43,13 @@ from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 
 
-def served(
-    context: Context, begin_training: Callable[[ServedReplica, ServerView], Training], slots: int = 0
-) -> PlayedRole:
-    """Return a replica that computes gradients on parameters of the shards; the arguments are those of its story.
+def served(context: Context, begin_training: Callable[[ServedReplica, ServerView], Training]) -> PlayedRole:
+    """Return a replica that computes gradients on parameters of the shards.
 
     The worker of a partition does not clip: the norm of the whole gradient is known only to its story.
     """
-    story = ServedReplica(
-        begin_training,
-        context.role,
-        context.vectors,
-        context.samples,
-        context.incarnation,
-        context.split,
-        context.loop,
-        slots,
-    )
+    role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
+    story = ServedReplica(begin_training, role, vectors, samples, incarnation, context.split, context.loop)
     clip_norm = context.settings.clip_norm if context.part is None else 0.0
     return PlayedRole(story, Worker(_attach(context), context.computes(clip_norm)))
 
