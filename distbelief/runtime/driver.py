@@ -452,6 +452,7 @@ class Driver:
         if isinstance(effect, Compute):
             return player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))
         if isinstance(effect, Work):
+            player.times.share(effect.begins)
             return player.worker.work(effect.share, effect.begins, lambda done: self._advance(player, done))
         self._reducing.append(player)
         self.look()
