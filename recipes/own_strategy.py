@@ -23,7 +23,8 @@ import torch
 from distbelief.core.optimizer import Optimizer
 from distbelief.core.settings import Pushing, Settings
 from distbelief.errors import UsageError
-from distbelief.replica.downpour import DownpourReplica
+from distbelief.replica.downpour import DownpourTraining
+from distbelief.replica.served_replica import ServedReplica
 from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.sharding.layout import Range
 from distbelief.strategies.base import Served
@@ -117,7 +118,8 @@ def replica(context: Context) -> PlayedRole:
         return PLAYERS.replica(context)
     own = context.settings.own(Elastic)
     vectors = ElasticVectors(context.flat, own.beta / context.settings.replicas, own.step)
-    story = DownpourReplica(context.role, vectors, context.samples, context.incarnation, loop=context.loop)
+    role, samples = context.role, context.samples
+    story = ServedReplica(DownpourTraining, role, vectors, samples, context.incarnation, loop=context.loop)
     worker = Worker(
         lambda _, arena: vectors.bind(arena.gradients, arena.parameters),
         context.computes(context.settings.clip_norm),

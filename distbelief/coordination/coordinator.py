@@ -224,20 +224,17 @@ class Coordinator:
             self.membership.wait(sender)
             return self.greet() if self.may(May.WELCOME) else []
         try:
-            if self.plan is None:
-                # a refused first replica must leave no plan behind: the next one may have another model
-                plan = admission.plan(self.settings, event)
-                admission.check(plan, sender, event)
-                self.saving.joins(sender, event.keeps)
-                self.plan, self.settings, self.brought[sender] = plan, plan.settings, event.samples
-                self.data = self.work.begin(self)
-                self.membership.wait(sender)
-                return self.holders.restore(self)
-            admission.check(self.plan, sender, event)
+            plan = self.plan or admission.plan(self.settings, event)
+            admission.check(plan, sender, event)
             self.saving.joins(sender, event.keeps)
             if self.data is not None:
                 self.data.joins(sender, event.samples)
             self.brought[sender] = event.samples
+            if self.plan is None:  # only now: the replica after a refused first one may have another model
+                self.plan, self.settings = plan, plan.settings
+                self.data = self.work.begin(self)
+                self.membership.wait(sender)
+                return self.holders.restore(self)
         except (LayoutError, UsageError) as error:
             return [Send(sender, membership.Refused(str(error), isinstance(error, LayoutError)))]
         if self.may(May.DISMISS):

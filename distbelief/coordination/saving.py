@@ -97,9 +97,9 @@ class Saving:
         """Have a replica hold its pushes."""
         return Send(role, checkpointing.Hold(self._holds))
 
-    def held(self, role: str, number: int = -1) -> list[Effect]:
-        """Note that all of a replica's pushes are applied, or (-1) that it is gone."""
-        if number in (-1, self._holds):
+    def held(self, role: str, number: int) -> list[Effect]:
+        """Note that all of a replica's pushes are applied."""
+        if number == self._holds:
             self._holding.discard(role)
         return []
 

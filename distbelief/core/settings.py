@@ -702,14 +702,15 @@ class Settings(SharedOptions):
         return self.local or self.optimizer
 
     @property
+    def slots(self) -> int:
+        """Number of a replica's gradient vectors of each model: the strategy's, or two where no push is waited for."""
+        slots: int = getattr(self.strategy, "slots", 1 + self.strategy.pushing.prefetch)
+        return slots
+
+    @property
     def rate_varies(self) -> bool:
         """True where the factor on the shards' rate may differ from 1: not where local steps follow the schedule."""
         return not self.local and (self.rate_follows or self.lr_scaling != "none")
-
-    @property
-    def landings(self) -> int:
-        """Number of a replica's parameter vectors: two where a fetch is in flight during computation, else one."""
-        return 2 if self.strategy.pushing.prefetch else 1
 
 
 _known: dict[str, type[Traits]] = {"": Pushing}

@@ -15,6 +15,7 @@ computes, but pushes nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from distbelief.core import roles
@@ -35,13 +36,6 @@ from distbelief.replica.served_replica import ModelView, ServedReplica, ServerVi
 from distbelief.replica.split_compute import apart
 from distbelief.replica.work import NextPush, Pushes, WorkQueue, gradient, report_seconds
 from distbelief.sharding.layout import Range
-
-
-class DownpourReplica(ServedReplica):
-    """One replica."""
-
-    def begin_training(self, server: ServerView) -> DownpourTraining:
-        return DownpourTraining(self, server)
 
 
 # Every wait of the story is a loop around `wait`, which takes one arrival and acts on it. So a replica answers a
@@ -98,8 +92,7 @@ class DownpourTraining:
     def train(self) -> Steps[None]:
         # The first fetch is of all ranges, frozen ones too, and of tick 0, so it waits for no pushes. At the end the
         # rest is pushed, and all pushes are acknowledged before the replica leaves.
-        yield from self._first_parameters()
-        self._replica.vectors.swap(0)
+        yield from self._fetch_all(self.server.whole)
         replica, reports = self._replica, report_seconds(self.server.plan.settings.replicas)
         if self._local and replica.incarnation and not self._siblings.follows:
             yield WriteRecord(Note(f"{replica.role} is there again; the state of its local optimizer begins anew"))
@@ -126,14 +119,10 @@ class DownpourTraining:
         yield from self._drain(self._rested_epoch if self._attending is None else self._attending)
         if replica.keeps:
             yield from replica.finish()  # in rounds, partitions agree on the last round that all hold
-            yield from self._fetch_all()
+            yield from self._fetch_all(self.server.moving)
 
-    def _first_parameters(self) -> Steps[None]:
-        yield from self.server.fetch(0, self.server.whole)
-        yield from self._await_parameters(*self._models)
-
-    def _fetch_all(self) -> Steps[None]:
-        yield from self.server.fetch(self._landing, self.server.moving)
+    def _fetch_all(self, parts: Sequence[Range]) -> Steps[None]:
+        yield from self.server.fetch(self._landing, parts)
         yield from self._await_parameters(*self._models)
         self._replica.vectors.swap(self._landing)
 
@@ -251,7 +240,7 @@ class DownpourTraining:
         # model cannot be read then
         script = self._replica.script
         if script is not None and script.in_step and self._replica.split is None:
-            yield from self._fetch_all()
+            yield from self._fetch_all(self.server.moving)
         if (yield from end_minibatch(script)):
             yield from self._replace()
         yield from self._replica.save_script()
@@ -442,18 +431,14 @@ class DownpourTraining:
 
     def _fetch(self) -> Steps[None]:
         """Swap in this step's parameters; with prefetch the fetch began a step ago."""
-        if not self._pushing.prefetch:
-            yield from self.server.fetch(0, self.server.moving, self._tick)
-            yield from self._await_parameters(*self._models)
-            if self._pushes_again:
-                yield from self._push_late()
-            self._replica.vectors.swap(0)
-            return
+        landing = 1 - self._landing if self._pushing.prefetch else self._landing
         if not self._in_flight:
-            yield from self.server.fetch(1 - self._landing, self.server.moving, self._tick)
+            yield from self.server.fetch(landing, self.server.moving, self._tick)
         yield from self._await_parameters(*self._models)
-        self._landing, self._in_flight = 1 - self._landing, False
-        self._replica.vectors.swap(self._landing)
+        if self._pushes_again:
+            yield from self._push_late()
+        self._landing, self._in_flight = landing, False
+        self._replica.vectors.swap(landing)
 
     def _push_late(self) -> Steps[None]:
         """Push a change that came too late for its round again, with the next ones, and fetch the result."""
@@ -560,10 +545,9 @@ class DownpourTraining:
         )
 
     def _act(self) -> Steps[None]:
-        if self._replica.split is not None:
-            yield from self._siblings.relayed()
-            for done in self._pushes.finished():
-                yield Send(self._replica.superior, partitioning.PartPushed(*done))
+        yield from self._siblings.relayed()
+        for done in self._pushes.finished():
+            yield Send(self._replica.superior, partitioning.PartPushed(*done))
         if self._hold is not None:
             yield from self._report_held()
         if self._replica.welcome is not None:
@@ -655,18 +639,12 @@ class DownpourTraining:
                 self._replica.take(arrival)
 
 
-class HogwildReplica(ServedReplica):
-    """A replica that updates the shard's memory itself."""
-
-    def begin_training(self, server: ServerView) -> DownpourTraining:
-        return HogwildTraining(self, server)
-
-
 class HogwildTraining(DownpourTraining):
     """Hogwild's loop (Niu et al. 2011, section 2): the worker steps the shard's memory itself, without a lock."""
 
-    def _first_parameters(self) -> Steps[None]:
-        yield from ()  # the model computes on the shard's memory
+    def _fetch_all(self, parts: Sequence[Range]) -> Steps[None]:
+        self._replica.vectors.swap(0)  # the model computes on the shard's memory
+        yield from ()
 
     def _step(self, batch: Batch) -> Steps[bool]:
         while self._holding:  # not even a forward pass begins, as it writes buffers

@@ -8,8 +8,7 @@ from distbelief.core import events, roles
 from distbelief.core.conversations import evaluating, membership, pushing
 from distbelief.core.effects import RECEIVE, Arrival, Attach, Measure, Measured, Send, Steps, Story
 from distbelief.core.settings import Holder, Plan
-from distbelief.errors import JobFailed
-from distbelief.replica.links import ShardLinks, refusal
+from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.vectors import Parameters, Vectors
 
 TRIES = 20
@@ -111,9 +110,7 @@ def _no_parameters(plan: Plan) -> Parameters:
 
 def _expected(arrival: Arrival) -> events.Event:
     event = arrival.event
-    if isinstance(event, membership.Refused):
-        raise refusal(event)
     # at the end of a job the loss of a shard may arrive before the coordinator's `Stop`
-    if isinstance(event, events.Lost) and arrival.sender == roles.COORDINATOR:
-        raise JobFailed(f"the evaluator: {arrival.sender} is gone ({event.reason})")
+    if isinstance(event, membership.Refused | events.Lost) and arrival.sender == roles.COORDINATOR:
+        unwanted("the evaluator", arrival)
     return event

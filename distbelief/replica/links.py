@@ -145,16 +145,11 @@ def _places_of(welcome: membership.Welcome, partition: int | None) -> list[tuple
     ]
 
 
-def refusal(event: membership.Refused) -> LayoutError | UsageError:
-    """Make the error of a role that may not take part."""
-    return (LayoutError if event.layout else UsageError)(event.reason)
-
-
 def unwanted(role: str, arrival: Arrival) -> NoReturn:
     """Raise the error of an arrival with which a role cannot continue: a refusal, a loss, the end of the job."""
     event = arrival.event
     if isinstance(event, membership.Refused):
-        raise refusal(event)
+        raise (LayoutError if event.layout else UsageError)(event.reason)
     if isinstance(event, Lost):
         raise JobFailed(f"{role}: {arrival.sender} is gone ({event.reason})")
     if isinstance(event, membership.Stop):

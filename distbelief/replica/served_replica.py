@@ -9,8 +9,7 @@ all, and stands in for the coordinator towards the others (`replica/siblings`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +39,7 @@ from distbelief.core.effects import (
 )
 from distbelief.core.messages import Version
 from distbelief.core.optimizer import Optimizer
-from distbelief.core.settings import Plan, Settings
+from distbelief.core.settings import Plan
 from distbelief.replica.links import ShardLinks, unwanted
 from distbelief.replica.siblings import Siblings, lives_of
 from distbelief.replica.split_compute import SplitCompute
@@ -114,9 +113,9 @@ class ModelView:
 class ServerView:
     """A replica's view of the shards: their ranges, and the versions of its parameters."""
 
-    def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int, slots: int) -> None:
+    def __init__(self, plan: Plan, vectors: Vectors, links: ShardLinks, incarnation: int) -> None:
         # a partition uses only its own shards: no shard holds ranges of two partitions
-        self.plan, self.vectors, self.slots = plan, vectors, slots
+        self.plan, self.vectors, self.slots = plan, vectors, plan.settings.slots
         partition = roles.partition_of(links.role)
         shards = [
             (roles.shard(i), held, plan.parts(i))
@@ -127,7 +126,7 @@ class ServerView:
         """Moving range of each shard."""
         self.whole = [part for _, held, parts in shards for part in (*parts, held.frozen) if part.size]
         self.models = [
-            ModelView([(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, slots)
+            ModelView([(role, parts[model]) for role, held, parts in shards if held.moving.size], vectors, self.slots)
             for model in range(plan.models)
         ]
         self.moving = [part for model in self.models for part in model.moving]
@@ -159,9 +158,7 @@ class ServerView:
 
     def arrive(self, shard: str, event: pushing.Fetched) -> None:
         """Note parameters that have arrived from a shard."""
-        several = len(self.models) > 1
-        held = self._held.get((event.start, event.stop), self.held) if several else self.held
-        held.arrive(shard, event)
+        self._held.get((event.start, event.stop), self.held).arrive(shard, event)
 
     def based(self, model: int) -> Mapping[str, Version]:
         """Return the version of each shard in the parameters of a model."""
@@ -207,10 +204,11 @@ class Training(Protocol):
 # back to a checkpoint, which a welcome of a new generation announces, `AllBack` unwinds the training wherever it waits,
 # since its view of the shards is out of date, and the replica enters again with a new one. That may happen until the
 # coordinator's farewell, also after the work is done.
-class ServedReplica(ABC):
+class ServedReplica:
     """One replica.
 
     Args:
+        begin_training: begins its training, with its view of the shards.
         samples: number of samples in its training set.
         split: steps of this partition, where the replica is split.
         loop: request of a user's own loop, which uses the model after the story; None for a task.
@@ -218,6 +216,7 @@ class ServedReplica(ABC):
 
     def __init__(
         self,
+        begin_training: Callable[[ServedReplica, ServerView], Training],
         role: str,
         vectors: Vectors,
         samples: int,
@@ -225,6 +224,7 @@ class ServedReplica(ABC):
         split: SplitCompute | None = None,
         loop: LoopRequest | None = None,
     ) -> None:
+        self._begin_training = begin_training
         self.split = split
         self.siblings = split.siblings if split else Siblings(role, incarnation)
         self.superior = self.siblings.superior
@@ -254,14 +254,6 @@ class ServedReplica(ABC):
         self._join = membership.Join(incarnation, vectors.layout, samples, *names, request.script is not None)
         self._training: Training | None = None
 
-    def slots(self, settings: Settings) -> int:
-        """Return the number of gradient vectors of each model: two where the replica does not wait for pushes."""
-        return settings.landings
-
-    @abstractmethod
-    def begin_training(self, server: ServerView) -> Training:
-        """Begin its training, with its view of the shards."""
-
     def story(self) -> Story:
         yield from self.siblings.meet(self.vectors.layout)
         yield Send(self.superior, self._join)
@@ -271,8 +263,9 @@ class ServedReplica(ABC):
             yield Send(self.superior, membership.Leave(for_good=True))
             yield from self.siblings.tell(membership.Farewell())
             return
-        plan = self.welcome.plan
-        yield Attach(plan, self.slots(plan.settings), plan.settings.landings)
+        plan, settings = self.welcome.plan, self.welcome.plan.settings
+        # a fetch that is in flight during computation lands in a vector of its own
+        yield Attach(plan, settings.slots, 1 + settings.strategy.pushing.prefetch)
         while not self._excused:
             try:
                 if not self.left:
@@ -303,8 +296,8 @@ class ServedReplica(ABC):
                 self.siblings.begin(self.generation)
                 if self.split is not None:
                     yield from self.split.begin(self.generation)
-                server = ServerView(plan, self.vectors, self.links, self.incarnation, self.slots(plan.settings))
-                training = self._training = self.begin_training(server)
+                server = ServerView(plan, self.vectors, self.links, self.incarnation)
+                training = self._training = self._begin_training(self, server)
             for shard in [*(yield from self.links.reach(welcome)), *self.links.lost]:
                 self.links.forget(shard)
         assert training is not None

@@ -194,8 +194,6 @@ class Siblings:
 
     def agree(self, tick: int, wait: Callable[[], Steps[None]]) -> Steps[tuple[int, bool]]:
         """Exchange the rounds of the partitions' parameters; returns the highest, and whether all have it."""
-        if len(self._all) == 1:
-            return tick, True
         now = self._next_exchange()
 
         def highest(parts: Sequence[partitioning.AtRound]) -> partitioning.AtRound:
@@ -207,8 +205,6 @@ class Siblings:
 
     def whole_norm(self, norm: float, wait: Callable[[], Steps[None]]) -> Steps[float]:
         """Exchange the norms of the partitions' gradients; returns the norm of the whole gradient."""
-        if len(self._all) == 1:
-            return norm
         now = self._next_exchange()
         whole = yield from self._of_all(
             partitioning.PartNorm(*now, norm),

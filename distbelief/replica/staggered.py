@@ -11,15 +11,8 @@ import math
 
 from distbelief.core.conversations.pushing import Fetch
 from distbelief.core.effects import Steps
-from distbelief.replica.downpour import DownpourReplica, DownpourTraining
+from distbelief.replica.downpour import DownpourTraining
 from distbelief.replica.served_replica import ServedReplica, ServerView
-
-
-class StaggeredReplica(DownpourReplica):
-    """One replica."""
-
-    def begin_training(self, server: ServerView) -> DownpourTraining:
-        return StaggeredTraining(self, server) if len(server.parts) > 1 else DownpourTraining(self, server)
 
 
 # The parts of a push have one clock, though they leave one by one: so a round is of the same pushes at every shard. The
@@ -112,3 +105,8 @@ class StaggeredTraining(DownpourTraining):
             self._close()
             yield from self._mix(math.inf)
         self._whole = False
+
+
+def begin_staggered(replica: ServedReplica, server: ServerView) -> DownpourTraining:
+    """Begin a training in which each shard has a phase of its own; with one shard there are no phases."""
+    return (StaggeredTraining if len(server.parts) > 1 else DownpourTraining)(replica, server)

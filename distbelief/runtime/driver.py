@@ -26,6 +26,7 @@ from distbelief.core.effects import (
     Load,
     Machine,
     Measure,
+    Measured,
     Receive,
     ReduceGradients,
     Save,
@@ -248,7 +249,7 @@ class Driver:
     def tell(self, role: str, sender: str, event: events.Event) -> None:
         """Deliver an event that no transport carries, such as the supervisor's."""
         if (player := self._players.get(role)) is not None:
-            (self._handle if player.machine else self._arrive)(player, Arrival(sender, event))
+            self._hear(player, Arrival(sender, event))
 
     def remove(self, role: str) -> None:
         """Stop a role at once, as if its process was killed; the caller closes its endpoint."""
@@ -265,6 +266,15 @@ class Driver:
         self.look()
         if player.caller is not None:
             player.caller.ended = True
+
+    def _hear(self, player: Player, arrival: Arrival) -> None:
+        """Deliver an event that no transport carries."""
+        (self._handle if player.machine else self._arrive)(player, arrival)
+
+    def _wake(self, player: Player, wake: Wake) -> None:
+        self.clock.call_later(
+            wake.seconds, lambda timer: self._hear(player, Arrival(CLOCK, events.Woke(timer))), wake.timer
+        )
 
     # machines
 
@@ -349,11 +359,6 @@ class Driver:
             player.host.wakes.append(effect)
         if player.past is None:
             self._wake(player, effect)
-
-    def _wake(self, player: Player, wake: Wake) -> None:
-        self.clock.call_later(
-            wake.seconds, lambda timer: self._handle(player, Arrival(CLOCK, events.Woke(timer))), wake.timer
-        )
 
     def _write(self, player: Player, effect: Save | Commit | Discard) -> events.Saved:
         """Write to the store; answer errors, as a checkpoint that fails is no reason to end: the last one stays."""
@@ -452,6 +457,7 @@ class Driver:
         if isinstance(effect, Compute):
             return player.worker.compute(effect.batch, lambda computed: self._advance(player, computed))
         if isinstance(effect, Work):
+            player.times.share(effect.begins)
             return player.worker.work(effect.share, effect.begins, lambda done: self._advance(player, done))
         self._reducing.append(player)
         self.look()
@@ -470,30 +476,20 @@ class Driver:
 
     def _answer(self, player: Player, effect: Effect) -> Any:
         """Perform an effect of a client other than messages and computations."""
-        assert player.worker is not None
         player.endpoint.flush()
-        if isinstance(effect, Measure):
-            began = self.clock.now()
-            return msgspec.structs.replace(player.worker.measure(), seconds=self.clock.now() - began)
-        if isinstance(effect, Attach):
-            held = effect.plan.layout.held(roles.parse(player.role).partition)
-            arena = player.endpoint.allocate(held, effect.gradients, effect.parameters)
-            return player.worker.attach(effect.plan, arena)
-        if isinstance(effect, Connect):
-            return self._connect(player, effect)
-        if isinstance(effect, RecordEffect):
-            return self._sink(self.clock.now(), player.role, effect.record)
-        if isinstance(effect, Form):
-            return player.form(effect.group, self.clock.now)
-        if isinstance(effect, Save):
-            return self._write(player, effect)
-        if isinstance(effect, Load):
-            return self._load(player, effect)
-        if isinstance(effect, Wake):
-            return self.clock.call_later(
-                effect.seconds, lambda timer: self._arrive(player, Arrival(CLOCK, events.Woke(timer))), effect.timer
-            )
-        raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
+        if (answer := ANSWERS.get(type(effect))) is None:
+            raise LocalProtocolError(f"a story cannot ask for {type(effect).__name__}")
+        return answer(self, player, effect)
+
+    def _measure(self, player: Player, _: Measure) -> Measured:
+        assert player.worker is not None
+        began = self.clock.now()
+        return msgspec.structs.replace(player.worker.measure(), seconds=self.clock.now() - began)
+
+    def _attach(self, player: Player, effect: Attach) -> None:
+        assert player.worker is not None
+        held = effect.plan.layout.held(roles.parse(player.role).partition)
+        player.worker.attach(effect.plan, player.endpoint.allocate(held, effect.gradients, effect.parameters))
 
     def _end(self, player: Player) -> None:
         if not player.ended:
@@ -523,3 +519,14 @@ PERFORMS: Mapping[type[Effect], Callable[[Driver, Player, Any], None]] = {
     Wake: Driver._perform_wake,
 }
 """Function that performs each effect of a machine, besides messages."""
+ANSWERS: Mapping[type[Effect], Callable[[Driver, Player, Any], Any]] = {
+    RecordEffect: Driver._perform_record,
+    Measure: Driver._measure,
+    Attach: Driver._attach,
+    Connect: Driver._connect,
+    Form: lambda driver, player, effect: player.form(effect.group, driver.clock.now),
+    Save: Driver._write,
+    Load: Driver._load,
+    Wake: Driver._wake,
+}
+"""Function that returns the answer to each effect of a client, besides messages and computations."""

@@ -69,6 +69,8 @@ class StepTimes:
         self._spent = dict.fromkeys((*PARTS, ASIDE), 0.0)
         self._waited: dict[str, float] = {}
         self._steps, self._seconds, self._load = 0, 0.0, 0.0
+        self._shares = False
+        """True once the present step has a share: it is counted then, though a script may answer it later."""
         self._overflows = self._counted = 0
         self._last: dict[str, float] = {}
         """Uses of the time until the last gradient since the last record; none before there is one."""
@@ -89,6 +91,10 @@ class StepTimes:
             self._before = self._worked()
         self.doing = doing
 
+    def share(self, begins: bool) -> None:
+        """Note a share of a gradient, and count the step that it begins."""
+        self._steps, self._shares = self._steps + begins, True
+
     def go_on(self, answer: object = None, sender: str = "") -> None:
         """Note that an effect is answered, and that the replica goes on with its work."""
         if not self.doing or self.doing == SHARE:  # one share may yield several effects
@@ -96,7 +102,7 @@ class StepTimes:
         before, self.doing = self.doing, WORK
         elapsed = self._pass(before)
         if type(answer) is Computed:
-            self._steps += 1
+            self._steps, self._shares = self._steps + (not self._shares), False
             self._overflows, self._counted = self._overflows + answer.overflows, self._counted + answer.counted
             # a gradient that shares its cores takes longer in simulated time than it reports
             slowed = elapsed - (self._worked() - self._before) if self._worked else 0.0

@@ -8,6 +8,7 @@ LARS folds it in, and so does this one with `correction` off.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from distbelief.sharding.layout import ITEM_SIZES, Layout, Range, Section
 Group = dict[str, Any]
 
 
-class Layerwise(torch.optim.Optimizer):
+class Layerwise(torch.optim.Optimizer, ABC):
     """An optimizer whose step of each layer is scaled by a trust ratio; a parameter is a layer, unless it is `cut`."""
 
     # No state changes before `finish`: if a death delays the norms, the step begins again from unchanged moments.
@@ -81,21 +82,21 @@ class Layerwise(torch.optim.Optimizer):
         sizes = [size for size, _ in parts]
         return zip(p.split(sizes), move.split(sizes), (wide for _, wide in parts), strict=True)
 
+    @abstractmethod
     def _move(self, group: Group, p: Tensor) -> Tensor:
         """Return a parameter's move, whose norm is taken."""
-        raise NotImplementedError
 
     def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
         """Return the move that the trust ratio scales in place."""
-        raise NotImplementedError
+        return move
 
+    @abstractmethod
     def _ratio(self, group: Group, weights: float, moves: float) -> float:
         """Return the trust ratio of a layer with these norms, both above 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _descend(self, group: Group, p: Tensor, move: Tensor) -> None:
         """Step a parameter by its scaled move."""
-        raise NotImplementedError
 
 
 class LARS(Layerwise):
@@ -188,9 +189,6 @@ class LAMB(Layerwise):
         square.div_(1 - second**steps).sqrt_().add_(group["eps"])
         adam = torch.lerp(state["exp_avg"], p.grad, 1 - first).div_(1 - first**steps).div_(square)
         return adam.add_(p, alpha=group["weight_decay"])
-
-    def _scaled(self, group: Group, p: Tensor, move: Tensor) -> Tensor:
-        return move
 
     def _ratio(self, group: Group, weights: float, moves: float) -> float:
         return weights / moves

@@ -56,6 +56,8 @@ HOLD, GATHER, ANSWER = Action.HOLD, Action.GATHER, Action.ANSWER
 APPLIED, GATHERED = mirroring.CopyUse.APPLY, mirroring.CopyUse.GATHER
 
 
+MakeSlice = Callable[[Plan, int], Slice]
+"""Maker of a shard's slice, from the plan and the shard's number."""
 RECENT = 4096
 """Number of updates whose model a shard remembers; no push is staler."""
 
@@ -151,11 +153,11 @@ class Shard:
 
     Args:
         make: makes the slice, once the plan is known.
-        sums: takes gradients other than pushes; None for pushes.
+        sums: makes what takes gradients other than pushes; None for pushes.
     """
 
     def __init__(
-        self, index: int, make: Callable[[Plan, int], Slice], incarnation: int = 0, sums: Sums | None = None
+        self, index: int, make: MakeSlice, incarnation: int = 0, sums: Callable[[], Sums] | None = None
     ) -> None:
         self.index, self._make, self.role = index, make, roles.shard(index)
         self.version = Version(incarnation, 0)
@@ -164,7 +166,7 @@ class Shard:
         self.staleness: dict[int, int] = {}
         self.ledger = Ledger()
         self.policy = Policy()
-        self.sums = sums
+        self.sums = summing = sums() if sums else None
         self._policy_decides = False
         """True where the policy decides on pushes and fetches."""
         self._succeeds = False
@@ -191,7 +193,7 @@ class Shard:
         """Events that wait for that update, with their senders."""
         self._answers = Answers(
             "a shard",
-            heard_by(Kind.SHARD, sums.conversations if sums else SERVED),
+            heard_by(Kind.SHARD, summing.conversations if summing else SERVED),
             {
                 pushing.Fetch: self._fetch,
                 initialising.Initialise: self._initialise,
@@ -219,7 +221,7 @@ class Shard:
                 ],
                 membership.Stop: lambda _sender, event, _payload: [End(event.reason)],
                 events.Lost: self._lost,
-                **(sums.handlers(self) if sums else {pushing.Push: self._push}),
+                **(summing.handlers(self) if summing else {pushing.Push: self._push}),
             },
         )
 
@@ -423,9 +425,19 @@ class Shard:
             raise RemoteProtocolError(
                 f"{sender} pushed [{event.start}, {event.stop}) to {self.role}, which holds [{part.start}, {part.stop})"
             )
-        known = event.encoding in pushing.ENCODINGS and event.partition == roles.partition_of(sender)
-        if not known or not (event.ranges == held_range.covers[model] or _covers_part(event.ranges, part)):
-            raise self._unread(sender, event)
+        if event.encoding not in pushing.ENCODINGS:
+            raise RemoteProtocolError(
+                f"{sender} pushed in encoding {event.encoding[:80]!r}, which {self.role} does not know: it knows "
+                f"{', '.join(pushing.ENCODINGS)}; install the same distbelief everywhere"
+            )
+        if event.partition != roles.partition_of(sender):
+            raise RemoteProtocolError(f"{sender} pushed for partition {event.partition}, but is another")
+        if event.ranges != held_range.covers[model] and not _covers_part(event.ranges, part):
+            covered = ", ".join(f"[{some.start}, {some.stop})" for some in event.ranges[:3])
+            raise RemoteProtocolError(
+                f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds "
+                f"[{part.start}, {part.stop})"
+            )
         if event.options:
             self._check_options(held_range, sender, event, model)
         if not 0 <= event.samples <= SAMPLES_LIMIT or not 0.0 <= event.rate < math.inf:
@@ -465,22 +477,6 @@ class Shard:
             0, 0, payload.nbytes, 0, 0, use, keys, (staleness,), event.samples, factor, floor=floor, period=period
         )
         return self.mirror.copy(copied, payload)
-
-    def _unread(self, sender: str, event: pushing.Push) -> RemoteProtocolError:
-        """Make the error of a push that this shard cannot read."""
-        if event.encoding not in pushing.ENCODINGS:
-            return RemoteProtocolError(
-                f"{sender} pushed in encoding {event.encoding[:80]!r}, which {self.role} does not know: it knows "
-                f"{', '.join(pushing.ENCODINGS)}; install the same distbelief everywhere"
-            )
-        if event.partition != roles.partition_of(sender):
-            return RemoteProtocolError(f"{sender} pushed for partition {event.partition}, but is another")
-        covered = ", ".join(f"[{part.start}, {part.stop})" for part in event.ranges[:3])
-        moving = self.own.moving
-        return RemoteProtocolError(
-            f"{sender} pushed to {self.role} what covers {covered or 'nothing'}; it holds "
-            f"[{moving.start}, {moving.stop})"
-        )
 
     def _staleness(self, held_range: HeldRange, version: Version, model: int) -> int:
         """Count the updates of a model since a version."""

@@ -24,8 +24,7 @@ from distbelief.core.settings import Plan
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Answers
 from distbelief.server.mirror import Unpacking
-from distbelief.server.shard import Shard, Sums
-from distbelief.server.slice import Slice
+from distbelief.server.shard import MakeSlice, Shard, Sums
 
 STATE_LIMIT = 16
 """Most bytes of a shard's state for each byte of its slice, beyond `STATE_LEAST`; `Sums` set another limit."""
@@ -141,11 +140,7 @@ class Standby:
     """
 
     def __init__(
-        self,
-        index: int,
-        make: Callable[[Plan, int], Slice],
-        incarnation: int = 0,
-        sums: Callable[[], Sums] | None = None,
+        self, index: int, make: MakeSlice, incarnation: int = 0, sums: Callable[[], Sums] | None = None
     ) -> None:
         self.index, self.incarnation, self._make, self._sums = index, incarnation, make, sums
         self.role, self._shard = roles.standby(index), roles.shard(index)
@@ -194,8 +189,7 @@ class Standby:
 
     def _stand(self, sender: str, event: mirroring.Stand, payload: Payload | None) -> list[Effect]:
         # a copy of another incarnation may be ahead of one that went back to a checkpoint: begin with nothing
-        shard = Shard(self.index, self._make, sums=self._sums() if self._sums else None)
-        self.following = Following(event.plan, event.incarnation, shard)
+        self.following = Following(event.plan, event.incarnation, Shard(self.index, self._make, sums=self._sums))
         return [Send(roles.COORDINATOR, mirroring.Stands(event.incarnation))]
 
     def _succeed(self, sender: str, event: mirroring.Succeed, payload: Payload | None) -> list[Effect]:

@@ -29,7 +29,8 @@ from distbelief.core.messages import Address
 from distbelief.core.portions import AllotmentPlace, Dealer, Portion, Position, RoundDealer, StartingPoint
 from distbelief.core.records import Cause
 from distbelief.core.settings import Plan, Settings
-from distbelief.runtime.player import HasStory, PlayedRole, Worker
+from distbelief.replica.served_replica import ServedReplica, ServerView, Training
+from distbelief.runtime.player import PlayedRole, Worker
 from distbelief.server import optimizers
 from distbelief.server.layerwise import Group
 from distbelief.server.shard import Shard
@@ -42,11 +43,13 @@ from distbelief.tasks.worker import measure
 from distbelief.transport.base import Arena
 
 
-def served(context: Context, story: HasStory) -> PlayedRole:
-    """Return a replica that computes gradients on parameters of the shards, given its story.
+def served(context: Context, begin_training: Callable[[ServedReplica, ServerView], Training]) -> PlayedRole:
+    """Return a replica that computes gradients on parameters of the shards.
 
     The worker of a partition does not clip: the norm of the whole gradient is known only to its story.
     """
+    role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
+    story = ServedReplica(begin_training, role, vectors, samples, incarnation, context.split, context.loop)
     clip_norm = context.settings.clip_norm if context.part is None else 0.0
     return PlayedRole(story, Worker(_attach(context), context.computes(clip_norm)))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from time import monotonic
 
@@ -160,6 +161,16 @@ class Link:
         self.views.clear()
         self.room = self.arrival = None
         self.lent = EMPTY
+
+
+@contextmanager
+def closed_on_error(connection: socket.socket) -> Iterator[None]:
+    """Close a connection where the block fails."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def drain(links: Iterable[Link], deadline: float) -> None:

@@ -32,7 +32,7 @@ from distbelief.fabric.waiting import Wait
 from distbelief.server.slice import copy_bytes
 from distbelief.sharding.layout import Range
 from distbelief.transport.base import Arena, plain_arena
-from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link
+from distbelief.transport.link import CONNECT_SECONDS, HELLO_LIMIT, STRANGERS_LIMIT, Link, closed_on_error
 from distbelief.transport.secure import check_user
 from distbelief.transport.sockets import SocketEndpoint
 
@@ -134,13 +134,10 @@ class SharedEndpoint(SocketEndpoint):
 
     def _dial(self, role: str, address: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with closed_on_error(connection):
             connection.settimeout(CONNECT_SECONDS)
             connection.connect(_name(address))
             check_user(connection)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _admit(self, connection: socket.socket) -> socket.socket:

@@ -18,7 +18,17 @@ from distbelief.core.events import Lost
 from distbelief.core.messages import CONTROL, Bulk, Hello, Message, SlotRequest
 from distbelief.errors import JobFailed, LocalProtocolError, RemoteProtocolError
 from distbelief.transport.base import NetworkEndpoint, checked, outside
-from distbelief.transport.link import HELLO_LIMIT, HELLO_SECONDS, IN, OUT, STRANGERS_LIMIT, Link, acceptable, drain
+from distbelief.transport.link import (
+    HELLO_LIMIT,
+    HELLO_SECONDS,
+    IN,
+    OUT,
+    STRANGERS_LIMIT,
+    Link,
+    acceptable,
+    closed_on_error,
+    drain,
+)
 
 LOOK_SECONDS = 300e-6
 """Time to look before sleeping: waking a process on another core takes 20 to 50 us, longer than a short message."""
@@ -127,16 +137,14 @@ class SocketEndpoint(NetworkEndpoint):
                     f"{self.role} has a link to {role} already; wait for its Lost before opening another"
                 )
             self._lose(old, f"{role} is at another address now, as incarnation {incarnation}")
-        connection = None
         try:
             connection = self._dial(role, address)
-            hello = wire.encode(self._hello(incarnation))
-            self._introduce(connection, hello)
-            self.traffic.sent[CONTROL] += len(hello)
-            connection.setblocking(False)
+            with closed_on_error(connection):
+                hello = wire.encode(self._hello(incarnation))
+                self._introduce(connection, hello)
+                self.traffic.sent[CONTROL] += len(hello)
+                connection.setblocking(False)
         except OSError as error:
-            if connection is not None:
-                connection.close()
             raise JobFailed(
                 f"{self.role} cannot reach {role} at {address}: {error}; is it still running, and is the address right?"
             ) from error

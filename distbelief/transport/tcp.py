@@ -19,7 +19,7 @@ from distbelief.core.messages import Bulk
 from distbelief.errors import RemoteProtocolError, UsageError
 from distbelief.transport.addresses import joined
 from distbelief.transport.base import Arena
-from distbelief.transport.link import CONNECT_SECONDS, STRANGERS_LIMIT, Link
+from distbelief.transport.link import CONNECT_SECONDS, STRANGERS_LIMIT, Link, closed_on_error
 from distbelief.transport.sockets import SocketEndpoint
 
 BEAT_SECONDS = 1.0
@@ -165,13 +165,10 @@ class TcpEndpoint(SocketEndpoint):
     def _dial(self, role: str, address: str) -> socket.socket:
         family, where = self._resolve(address)
         connection = socket.socket(family, socket.SOCK_STREAM)
-        try:
+        with closed_on_error(connection):
             self._tune(connection)
             connection.settimeout(CONNECT_SECONDS)
             connection.connect(where)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _admit(self, connection: socket.socket) -> socket.socket:

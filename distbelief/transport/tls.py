@@ -7,7 +7,7 @@ import ssl
 
 from distbelief.core.messages import Hello, Message
 from distbelief.errors import RemoteProtocolError
-from distbelief.transport.link import Link
+from distbelief.transport.link import Link, closed_on_error
 from distbelief.transport.secure import Identity, TlsSocket, context
 from distbelief.transport.tcp import TcpEndpoint
 
@@ -36,21 +36,15 @@ class TlsEndpoint(TcpEndpoint):
 
     def _dial(self, role: str, address: str) -> socket.socket:
         plain = super()._dial(role, address)
-        try:
+        with closed_on_error(plain):
             connection = self._dialling.wrap_socket(plain, do_handshake_on_connect=False)
-        except BaseException:
-            plain.close()
-            raise
         assert isinstance(connection, TlsSocket)
         connection.traffic = self.traffic
-        try:
+        with closed_on_error(connection):
             connection.settimeout(self._handshake_seconds)
             connection.greet()
             if connection.peer != role:
                 raise PermissionError(f"the certificate there is of {connection.peer!r}")
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _admit(self, connection: socket.socket) -> socket.socket:

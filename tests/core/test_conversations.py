@@ -8,7 +8,6 @@ import pytest
 
 from distbelief.core import events
 from distbelief.core.conversations.checkpointing import CHECKPOINT, CheckpointStage
-from distbelief.core.conversations.initialising import Restored
 from distbelief.core.conversations.phases import ALLOWED, PHASES, May, Phase
 from distbelief.core.conversations.table import States
 from distbelief.core.messages import Message
@@ -55,8 +54,6 @@ def test_a_move_that_no_table_has_is_a_bug_of_ours() -> None:
         LocalProtocolError, match="a job cannot go from gathering to training: its table has no such move"
     ):
         PHASES.move(Phase.GATHERING, Phase.TRAINING)
-    with pytest.raises(LocalProtocolError, match="a job cannot go from restoring to training on Saved"):
-        PHASES.move(Phase.RESTORING, Phase.TRAINING, events.Saved)
-    assert PHASES.move(Phase.RESTORING, Phase.TRAINING, Restored) is Phase.TRAINING
-    assert CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.HOLDING, events.Woke) is CheckpointStage.HOLDING
+    assert PHASES.move(Phase.RESTORING, Phase.TRAINING) is Phase.TRAINING
+    assert CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.HOLDING) is CheckpointStage.HOLDING
     assert CHECKPOINT.move(CheckpointStage.NONE, CheckpointStage.NONE) is CheckpointStage.NONE

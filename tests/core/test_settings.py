@@ -109,7 +109,7 @@ def test_settings_that_a_job_can_have_pass(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("prefetch", "vectors"), [(0, 1), (1, 2)])
 def test_prefetch_takes_a_second_vector_each_way(prefetch: int, vectors: int) -> None:
-    assert made(prefetch=prefetch).landings == vectors
+    assert made(prefetch=prefetch).slots == vectors
 
 
 def test_an_optimizer_has_its_usual_learning_rate_unless_told() -> None:

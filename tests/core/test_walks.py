@@ -22,7 +22,8 @@ from distbelief.core.portions import ANEW
 from distbelief.core.settings import Plan
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.processes import Processes
-from distbelief.replica.downpour import DownpourReplica
+from distbelief.replica.downpour import DownpourTraining
+from distbelief.replica.served_replica import ServedReplica
 from distbelief.runtime.clock import WallClock
 from distbelief.runtime.direct import DirectEndpoint, OwnedShard
 from distbelief.runtime.driver import Driver
@@ -172,7 +173,7 @@ def walks_of(path: str, monkeypatch: pytest.MonkeyPatch) -> list[Walk]:
     driver.add_machine("shard 0", owned if path == "direct" else served, shard, Nowhere())
     driver.link("shard 0")
     driver.send("shard 0", roles.COORDINATOR, Here(0, shard.listen()))
-    story = DownpourReplica("replica 0", flat, len(trainer.data)).story()
+    story = ServedReplica(DownpourTraining, "replica 0", flat, len(trainer.data)).story()
     driver.add_story("replica 0", story, end, Worker(attach, compute), Nowhere())
     driver.link("replica 0")
     try:

@@ -21,7 +21,7 @@ from distbelief.strategies import Allreduce, Downpour, Sandblaster
 from distbelief.strategies.grouped.players import coordinator as group_coordinator
 from distbelief.strategies.parameter_server.players import coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
-from distbelief.strategies.sandblaster.shard import shard, standby
+from distbelief.strategies.sandblaster.shard import WorkUnitSums
 
 
 def never(*_: Any) -> Any:
@@ -33,9 +33,9 @@ MACHINES: Mapping[str, tuple[Any, Kind, Any]] = {
     "sandblaster": (batch_coordinator(Settings(strategy=Sandblaster()), True, ANEW), Kind.COORDINATOR, BATCHED),
     "of a group": (group_coordinator(Settings(strategy=Allreduce()), True, ANEW), Kind.COORDINATOR, GROUPED),
     "shard": (Shard(0, never), Kind.SHARD, SERVED),
-    "shard in batches": (shard(0, never), Kind.SHARD, BATCHED),
+    "shard in batches": (Shard(0, never, sums=WorkUnitSums), Kind.SHARD, BATCHED),
     "standby": (Standby(0, never), Kind.STANDBY, SERVED),
-    "standby in batches": (standby(0, never), Kind.STANDBY, BATCHED),
+    "standby in batches": (Standby(0, never, sums=WorkUnitSums), Kind.STANDBY, BATCHED),
 }
 DEAF = {
     "sandblaster": {dealing.Progress, dealing.StreamEnded},

@@ -37,13 +37,13 @@ from distbelief.core.portions import ANEW, Portion, WorkUnit
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import RemoteProtocolError
 from distbelief.server.shard import Shard
+from distbelief.server.standby import Standby
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Range, Tensor, lay_out
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
 from distbelief.strategies.sandblaster.settings import OVERLAPPING
-from distbelief.strategies.sandblaster.shard import shard as batch_shard
-from distbelief.strategies.sandblaster.shard import standby as batch_standby
+from distbelief.strategies.sandblaster.shard import WorkUnitSums
 from distbelief.strategies.sandblaster.vectors import BLOCK, PhantomVectorSlice, TorchVectorSlice
 
 LAYOUT = mixed()
@@ -64,7 +64,7 @@ def trained(values: torch.Tensor) -> torch.Tensor:
 
 
 def shard() -> Shard:
-    one = batch_shard(0, TorchVectorSlice)
+    one = Shard(0, TorchVectorSlice, sums=WorkUnitSums)
     one.handle("coordinator", initialising.Restore(PLAN, ""), None)
     one.handle("replica 0", initialising.Initialise(0, 0, MOVING), numbers(0))
     return one
@@ -118,7 +118,7 @@ def test_operations_are_those_of_vectors_in_every_dtype_and_group() -> None:
 def test_dot_products_are_summed_in_float64() -> None:
     layout = lay_out([Tensor("long", (3 * BLOCK + 5,), "float32")])
     plan = Plan(Settings(strategy=Sandblaster()), layout, cut(layout, 1, 1), samples=100)
-    one = batch_shard(0, TorchVectorSlice)
+    one = Shard(0, TorchVectorSlice, sums=WorkUnitSums)
     one.handle("coordinator", initialising.Restore(plan, ""), None)
     values = torch.full((3 * BLOCK + 5,), 0.1) + 1e3 * torch.randn(
         3 * BLOCK + 5, generator=torch.Generator().manual_seed(1)
@@ -198,7 +198,7 @@ def test_the_history_is_saved_and_nothing_else_that_is_made_anew() -> None:
     do(one, Copy("g", "history.s0"), Copy("x", "history.y0"))
     [saved] = one.handle("coordinator", checkpointing.Snapshot(1), None)
     assert {name.split(".", 2)[2] for name in saved.arrays if name.startswith("state.")} == {"history.s0", "history.y0"}
-    other = batch_shard(0, TorchVectorSlice, 1)
+    other = Shard(0, TorchVectorSlice, 1, sums=WorkUnitSums)
     other.handle("coordinator", initialising.Restore(PLAN, "there"), None)
     other.handle(
         "store", events.Loaded({name: value.clone() for name, value in saved.arrays.items()}, saved.facts), None
@@ -229,7 +229,7 @@ def test_a_wrong_word_is_the_senders_error(reason: str) -> None:
 
 
 def test_a_shard_without_its_range_refuses() -> None:
-    one = batch_shard(0, TorchVectorSlice)
+    one = Shard(0, TorchVectorSlice, sums=WorkUnitSums)
     for sender, message in (
         ("coordinator", Operate(9, (Zero("x"),))),
         ("replica 0", operations.Contribute(0, 0, MOVING, 0, 1, 0, 0)),
@@ -251,7 +251,7 @@ class Pair:
     """A shard and its standby, which hears of the shard when it is let."""
 
     def __init__(self, one: Shard) -> None:
-        self.shard, self.standby = one, batch_standby(0, TorchVectorSlice)
+        self.shard, self.standby = one, Standby(0, TorchVectorSlice, sums=WorkUnitSums)
         self.standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
         self.said: list[Any] = []
         self._ways: list[Send] = []
@@ -320,7 +320,7 @@ def test_an_heir_is_as_far_as_its_shard_whenever_its_standby_has_come(ordered: b
 
 
 def test_a_standby_refuses_what_its_shard_cannot_have_done() -> None:
-    standby = batch_standby(0, TorchVectorSlice)
+    standby = Standby(0, TorchVectorSlice, sums=WorkUnitSums)
     standby.handle("coordinator", mirroring.Stand(PLAN, 0), None)
     with pytest.raises(RemoteProtocolError, match="operations before the state"):
         standby.handle("shard 0", mirroring.OperationsDone(0, 1, Operate(1, (Zero("g"),)), ()), None)

@@ -33,9 +33,9 @@ from distbelief.core.messages import Version
 from distbelief.core.portions import Portion
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import JobFailed, LayoutError, LocalProtocolError, TrainingError, UsageError
-from distbelief.replica.downpour import DownpourReplica
+from distbelief.replica.downpour import DownpourTraining
 from distbelief.replica.evaluator import Evaluator
-from distbelief.replica.served_replica import LoopRequest
+from distbelief.replica.served_replica import LoopRequest, ServedReplica
 from distbelief.replica.vectors import PhantomVectors
 from distbelief.sharding.assignments import cut
 from distbelief.sharding.layout import Tensor, lay_out
@@ -91,7 +91,7 @@ class Reader:
 
 def replica(**settings: Any) -> Reader:
     """A replica that computes its first minibatch of three."""
-    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story())
+    reader = Reader(ServedReplica(DownpourTraining, "replica 0", PhantomVectors(LAYOUT), 8).story())
     reader.tell("coordinator", membership.Welcome(plan(**settings), False, PLACES[:1]))
     reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5)))
     reader.tell("coordinator", dealing.Deal(Portion(0, 0, 3)))
@@ -105,7 +105,7 @@ COMPUTED = Computed(1.0, 1, 0.0)
 
 
 def test_a_replica_that_is_too_late_leaves_in_peace() -> None:
-    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
+    reader = Reader(ServedReplica(DownpourTraining, "replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
         "coordinator", membership.Finish("the job is ending")
     )
     assert reader.waits is None
@@ -140,7 +140,7 @@ def test_a_push_names_the_version_it_was_computed_from_though_a_newer_has_arrive
     """While one shard is slow to acknowledge, the other's answer to the next fetch is here already."""
     two = Plan(Settings(strategy=Downpour(2, 2, prefetch=1, fetch_every=3)), LAYOUT, cut(LAYOUT, 1, 2), samples=8)
     parts = [(f"shard {i}", a.moving.start, a.moving.stop) for i, a in enumerate(two.assignments)]
-    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
+    reader = Reader(ServedReplica(DownpourTraining, "replica 0", PhantomVectors(LAYOUT), 8).story()).tell(
         "coordinator", membership.Welcome(two, False, PLACES[:2])
     )
     for role, start, stop in parts:
@@ -177,7 +177,7 @@ def test_a_loss_that_is_no_number_names_replica_step_minibatch_and_remedy(loss: 
 )
 def test_a_replica_that_cannot_take_part_says_why(sender: str, event: Event, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8).story()).tell(sender, event)
+        Reader(ServedReplica(DownpourTraining, "replica 0", PhantomVectors(LAYOUT), 8).story()).tell(sender, event)
 
 
 def evaluator() -> Reader:
@@ -271,7 +271,7 @@ def test_the_model_moves_to_what_was_fetched_each_time_and_a_loop_that_keeps_it_
     prefetch: int, landings: list[int]
 ) -> None:
     vectors = Swapped()
-    reader = Reader(DownpourReplica("replica 0", vectors, 8, loop=LoopRequest()).story())
+    reader = Reader(ServedReplica(DownpourTraining, "replica 0", vectors, 8, loop=LoopRequest()).story())
     reader.tell("coordinator", membership.Welcome(plan(prefetch=prefetch), False, PLACES[:1]))
     mail: deque[tuple[str, Event]] = deque([("coordinator", dealing.Deal(Portion(0, 0, 3)))])
     clock = 0
@@ -304,7 +304,9 @@ class Keeping:
 def keeps(in_step: bool = False) -> Reader:
     """A replica whose script keeps something, that has pushed the first minibatch of three."""
     script = Keeping()
-    reader = Reader(DownpourReplica("replica 0", PhantomVectors(LAYOUT), 8, loop=LoopRequest(script=script)).story())
+    reader = Reader(
+        ServedReplica(DownpourTraining, "replica 0", PhantomVectors(LAYOUT), 8, loop=LoopRequest(script=script)).story()
+    )
     reader.tell("coordinator", membership.Welcome(plan(), False, PLACES[:1]))
     reader.tell("shard 0", pushing.Fetched(0, 0, 400, Version(0, 5)))
     reader.tell("coordinator", dealing.Deal(Portion(0, 0, 3)))

@@ -49,7 +49,7 @@ from distbelief.sharding.layout import Range
 from distbelief.strategies import Sandblaster
 from distbelief.strategies.parameter_server.players import coordinator as portion_coordinator
 from distbelief.strategies.sandblaster.players import coordinator as batch_coordinator
-from distbelief.strategies.sandblaster.shard import shard as batch_shard
+from distbelief.strategies.sandblaster.shard import WorkUnitSums
 from distbelief.strategies.sandblaster.vectors import TorchVectorSlice
 from distbelief.transport.base import outside
 from distbelief.transport.tcp import TcpEndpoint
@@ -88,7 +88,7 @@ DESCENT = msgspec.structs.replace(PLAN, settings=dataclasses.replace(PLAN.settin
 
 
 def descending_shard() -> Any:
-    one = filled(batch_shard(0, TorchVectorSlice), DESCENT)
+    one = filled(Shard(0, TorchVectorSlice, sums=WorkUnitSums), DESCENT)
     one.handle("coordinator", operations.Operate(1, (operations.Gather(1, ("g",), True),)), None)
     return one
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,14 +17,13 @@ from oracles import sequential
 from distbelief.core.effects import Batch
 from distbelief.core.optimizer import optim
 from distbelief.errors import LocalProtocolError
-from distbelief.replica.downpour import DownpourReplica as Story
 from distbelief.replica.downpour import DownpourTraining
-from distbelief.replica.served_replica import ServerView
+from distbelief.replica.served_replica import ServedReplica
 from distbelief.runtime.player import PlayedRole
 from distbelief.strategies import Bounded, Downpour, Softsync, Strategy, Synchronous
 from distbelief.strategies.context import Context
 from distbelief.strategies.parameter_server.players import PLAYERS
-from distbelief.strategies.players import Players, served
+from distbelief.strategies.players import Players
 from distbelief.tasks import Task
 from distbelief.testing.strategies import (
     Knob,
@@ -90,11 +90,12 @@ def test_an_option_that_does_nothing_is_found_and_so_is_one_that_nobody_tries() 
         check_options(Downpour(), {"push_every": Knob(1), "fetch_every": Knob(2)})
 
 
-def telling(story: type[Story]) -> Players:
+def telling(story: Callable[..., ServedReplica]) -> Players:
     """The players of downpour, whose replicas tell another story."""
 
     def replica(context: Context) -> PlayedRole:
-        return served(context, story(context.role, context.vectors, context.samples, incarnation=context.incarnation))
+        other = story(context.role, context.vectors, context.samples, incarnation=context.incarnation)
+        return PLAYERS.replica(context)._replace(player=other)
 
     return dataclasses.replace(PLAYERS, replica=replica)
 
@@ -109,18 +110,13 @@ class Skipping(DownpourTraining):
         return batch
 
 
-class Forgetful(Story):
-    def begin_training(self, server: ServerView) -> Skipping:
-        return Skipping(self, server)
-
-
 @dataclass(frozen=True)
 class Lossy(Downpour):
     name: ClassVar[str] = "downpour"
 
     @classmethod
     def players(cls) -> Players:
-        return telling(Forgetful)
+        return telling(partial(ServedReplica, Skipping))
 
 
 def test_a_minibatch_that_is_lost_is_found() -> None:
@@ -129,7 +125,7 @@ def test_a_minibatch_that_is_lost_is_found() -> None:
     assert any("of check_faults" in note for note in found.value.__notes__)
 
 
-class Deaf(Story):
+class Deaf(ServedReplica):
     def _leave(self) -> Any:
         while self._training is not None:
             yield from self._training.wait()
@@ -141,7 +137,7 @@ class Endless(Downpour):
 
     @classmethod
     def players(cls) -> Players:
-        return telling(Deaf)
+        return telling(partial(Deaf, DownpourTraining))
 
 
 def test_a_job_that_does_not_end_is_found() -> None:

@@ -20,7 +20,8 @@ from distbelief.job import Job
 from distbelief.places.compute_model import ComputeModel
 from distbelief.places.simulated.handling import INSTANT
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.replica.downpour import DownpourReplica as Story
+from distbelief.replica.downpour import DownpourTraining
+from distbelief.replica.served_replica import ServedReplica
 from distbelief.runtime.driver import Driver
 from distbelief.runtime.player import Worker
 from distbelief.server.shard import Shard
@@ -57,7 +58,7 @@ class Stage:
             model = build_model(task, settings.seed, "cpu")
             flat = FlatModule(model)
             trainer = Trainer(task, model, settings, settings.clip_norm)
-            story = Story(roles.replica(i), flat, len(trainer.data)).story()
+            story = ServedReplica(DownpourTraining, roles.replica(i), flat, len(trainer.data)).story()
             self.driver.add_story(
                 roles.replica(i), story, self.network.endpoint(roles.replica(i)), _worker(self, flat, trainer)
             )

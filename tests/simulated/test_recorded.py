@@ -188,7 +188,13 @@ def check_moves(monkeypatch: pytest.MonkeyPatch) -> None:
             told.pop()
 
     monkeypatch.setattr(Coordinator, "handle", handled)
-    monkeypatch.setattr(States, "move", lambda states, before, after: move(states, before, after, told[-1]))
+
+    def moved(states: States[Any], before: Any, after: Any) -> Any:
+        causes = next((known.on for known in states.moves if known[:2] == (before, after)), ())
+        assert not causes or told[-1] in causes, f"{states.of} went from {before} to {after} on {told[-1].__name__}"
+        return move(states, before, after)
+
+    monkeypatch.setattr(States, "move", moved)
 
 
 def recording(way: str, fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Recording, dict[str, Any]]:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import distbelief as db
+from distbelief.core.effects import Computed
 from distbelief.core.records import StepsTimed
 from distbelief.places.simulated.handling import Handling
 from distbelief.record.metrics import read_metrics
+from distbelief.runtime.player import COMPUTE, SHARE, StepTimes
 
 STEP, LATENCY = 1e-3, 1e-4
 LINE = db.NetworkModel(latency=LATENCY, bandwidth=1e12)
@@ -65,4 +67,18 @@ def test_each_partition_has_times_and_the_lead_has_those_of_its_replica(tmp_path
             timed[record.role] += record.compute
     assert sum(timed.values()) == pytest.approx(STEP * one["steps"], rel=0.05)
     assert one["times"]["compute"] == pytest.approx(timed["replica 0.0"])
+    assert one["times"]["steps"] == one["steps"] > 0
     assert min(timed.values()) > 0.0
+
+
+def test_a_step_of_several_shares_counts_once_also_where_a_script_answers_it() -> None:
+    noted: list[StepsTimed] = []
+    times = StepTimes("replica 0.0", lambda: 0.0, noted.append)
+    for begins in (True, False):
+        times.begin(SHARE)
+        times.share(begins)
+    for _ in range(2):  # the answers of that step, and of one without a share here
+        times.begin(COMPUTE)
+        times.go_on(Computed(None, 1, 0.5))
+    times.tell()
+    assert [timed.steps for timed in noted] == [2]

@@ -52,18 +52,12 @@ class States(Generic[State]):
 
     def __init__(self, of: str, meaning: Mapping[State, str], moves: tuple[Transition, ...]) -> None:
         self.of, self.meaning, self.moves = of, meaning, moves
-        self._moves: dict[tuple[StrEnum, StrEnum], tuple[type, ...]] = {
-            (move.before, move.after): move.on for move in moves
-        }
+        self._moves = {(move.before, move.after) for move in moves}
 
-    def move(self, before: State, after: State, on: type | None = None) -> State:
-        """Return the state after a move that the table allows; `on` is the event that causes it, if that is known."""
-        if before is after:
-            return after
-        known = self._moves.get((before, after))
-        if known is None or (known and on is not None and on not in known):
-            what = f" on {on.__name__}" if on is not None else ""
-            raise LocalProtocolError(f"{self.of} cannot go from {before} to {after}{what}: its table has no such move")
+    def move(self, before: State, after: State) -> State:
+        """Return the state after a move that the table allows."""
+        if before is not after and (before, after) not in self._moves:
+            raise LocalProtocolError(f"{self.of} cannot go from {before} to {after}: its table has no such move")
         return after
 
 

@@ -69,8 +69,6 @@ from distbelief.strategies.grouped.whole import Whole
 
 CHUNK = 4 << 20
 """Largest piece of a replica's state in one message, in bytes."""
-FORWARD = 1 / 3
-"""Share of a simulated step after which the backward pass begins."""
 NAMED = 3
 """Largest number of replicas that the text of a wait names."""
 Request = (

@@ -17,8 +17,9 @@ from distbelief.core.effects import Batch, Computed
 from distbelief.core.portions import StartingPoint
 from distbelief.core.settings import Plan, Settings
 from distbelief.errors import TrainingError, UsageError
-from distbelief.replica.downpour import DownpourReplica, HogwildReplica
-from distbelief.replica.staggered import StaggeredReplica
+from distbelief.replica.downpour import DownpourTraining, HogwildTraining
+from distbelief.replica.served_replica import ServedReplica
+from distbelief.replica.staggered import begin_staggered
 from distbelief.runtime.player import Answer, PlayedRole, Worker
 from distbelief.server import optimizers
 from distbelief.server.passed import PassedLayout
@@ -41,9 +42,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 
 def replica(context: Context) -> PlayedRole:
     """Return a replica that pushes and fetches."""
-    role, vectors, samples, incarnation = context.role, context.vectors, context.samples, context.incarnation
-    kind = StaggeredReplica if context.settings.stagger else DownpourReplica
-    return served(context, kind(role, vectors, samples, incarnation, context.split, context.loop))
+    return served(context, begin_staggered if context.settings.stagger else DownpourTraining)
 
 
 PLAYERS = Players(
@@ -222,7 +221,7 @@ class HogwildWorker:
 def hogwild_replica(context: Context) -> PlayedRole:
     """Return a replica that updates the shard's memory."""
     worker = HogwildWorker(context)
-    story = HogwildReplica(context.role, context.vectors, context.samples, context.incarnation)
+    story = ServedReplica(HogwildTraining, context.role, context.vectors, context.samples, context.incarnation)
     return PlayedRole(story, Worker(worker.attach, worker.compute, update=worker.update))
 
 

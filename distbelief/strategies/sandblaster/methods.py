@@ -17,8 +17,15 @@ from typing import NamedTuple, Protocol
 
 from distbelief.core.conversations.operations import HISTORY, AbsoluteNorms, AnyCommand, Combine, Copy, Dots
 from distbelief.core.records import Json
-from distbelief.strategies.sandblaster.settings import Descent
+from distbelief.strategies.sandblaster.settings import CONJUGATE, LBFGS, STEEPEST, Descent
 
+X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
+"""Names of vectors: parameters and gradient, each now and at the start of the iteration, and the direction.
+
+Evaluators see `x0`.
+"""
+NORMS = AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,))
+"""Commands for the two norms of the gradient."""
 SUFFICIENT, CURVATURE = 1e-4, 0.9
 """c1 and c2 of the Wolfe conditions."""
 TRIALS = 25
@@ -177,43 +184,40 @@ def products_of(pairs: Iterable[tuple[str, str]], values: Iterable[float]) -> Gr
     return dict(known) | {(right, left): value for (left, right), value in known}
 
 
-def new_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
+def new_products(pairs: Sequence[CurvaturePair]) -> list[tuple[str, str]]:
     """Return the products that the last pair and a new gradient add to the known ones: 6m for m pairs.
 
-    >>> len(new_products([CurvaturePair.of(i) for i in range(10)], "g"))
+    >>> len(new_products([CurvaturePair.of(i) for i in range(10)]))
     60
     """
     *old, new = pairs
     products = [(new.s, new.s), (new.s, new.y), (new.y, new.y)]
     for pair in old:
         products += [(new.s, pair.s), (new.s, pair.y), (new.y, pair.s), (new.y, pair.y)]
-    return products + gradient_products(pairs, gradient)
+    return products + gradient_products(pairs)
 
 
-def gradient_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
+def gradient_products(pairs: Sequence[CurvaturePair]) -> list[tuple[str, str]]:
     """Return the products that a new gradient adds."""
-    return [(gradient, gradient), *((gradient, name) for pair in pairs for name in pair)]
+    return [(G, G), *((G, name) for pair in pairs for name in pair)]
 
 
-def all_products(pairs: Sequence[CurvaturePair], gradient: str) -> list[tuple[str, str]]:
+def all_products(pairs: Sequence[CurvaturePair]) -> list[tuple[str, str]]:
     """Return all products that a direction needs."""
-    return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1], gradient)] or [
-        (gradient, gradient)
-    ]
+    return [product for i in range(len(pairs)) for product in new_products(pairs[: i + 1])] or [(G, G)]
 
 
-def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> dict[str, float]:
+def coefficients(gram: Gram, pairs: Sequence[CurvaturePair]) -> dict[str, float]:
     """Combine history and gradient into the direction: the two-loop recursion on scalars (Chen et al. 2014).
 
     Args:
         gram: has all dot products of these vectors.
         pairs: oldest first.
-        gradient: name of the gradient.
 
-    >>> coefficients({}, [], "g")
+    >>> coefficients({}, [])
     {'g': -1.0}
     """
-    delta = dict.fromkeys([name for pair in pairs for name in pair], 0.0) | {gradient: -1.0}
+    delta = dict.fromkeys([name for pair in pairs for name in pair], 0.0) | {G: -1.0}
 
     def dot(name: str) -> float:
         return sum(value * gram[other, name] for other, value in delta.items() if value)
@@ -230,11 +234,6 @@ def coefficients(gram: Gram, pairs: Sequence[CurvaturePair], gradient: str) -> d
     return delta
 
 
-X, X0, G, G0, D = "x", "x0", "g", "g0", "d"
-"""Names of vectors: parameters and gradient, each now and at the start of the iteration, and the direction.
-
-Evaluators see `x0`.
-"""
 FLAT = 1e-8
 """A pair with s.y below this times |s|^2 shows no curvature, and is skipped."""
 
@@ -293,7 +292,7 @@ class GradientDescent:
         self.largest = self._sum = self._square = 0.0
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(((G, G),)))
+        return (*NORMS, Dots(((G, G),)))
 
     def begin(self, scalars: list[float]) -> None:
         self.largest, self._sum, self._square = scalars
@@ -387,15 +386,15 @@ class Lbfgs:
         return CurvaturePair.of(self._free).s
 
     def asks(self) -> tuple[AnyCommand, ...]:
-        return (AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,)), Dots(tuple(all_products(self._pairs, G))))
+        return (*NORMS, Dots(tuple(all_products(self._pairs))))
 
     def begin(self, scalars: list[float]) -> None:
         self.largest, self._sum, *products = scalars
-        self._gram |= products_of(all_products(self._pairs, G), products)
+        self._gram |= products_of(all_products(self._pairs), products)
 
     def direction(self) -> Direction:
         """Return -H g."""
-        factors = coefficients(self._gram, self._pairs, G)
+        factors = coefficients(self._gram, self._pairs)
         slope = sum(factor * self._gram[name, G] for name, factor in factors.items())
         step = self._descent.step
         if not self._slots and self._descent.line_search != "none":
@@ -407,14 +406,13 @@ class Lbfgs:
         slot, before = self._free, self._slots
         kept = before[-(self._descent.history - 1) :] if self._descent.history > 1 else []
         pairs, new = [*map(CurvaturePair.of, kept), CurvaturePair.of(slot)], CurvaturePair.of(slot)
-        products = new_products(pairs, G)
-        norms = AbsoluteNorms("max", (G,)), AbsoluteNorms("sum", (G,))
-        self.largest, self._sum, *values = yield (step, Combine(change, new.y), *norms, Dots(tuple(products)))
+        products = new_products(pairs)
+        self.largest, self._sum, *values = yield (step, Combine(change, new.y), *NORMS, Dots(tuple(products)))
         ss, sy, yy = values[:3]
         note = ""
         if not (sy > FLAT * ss and yy > 0):
             note = "the step shows no curvature and is left out of the history"
-            products = gradient_products(self._pairs, G)
+            products = gradient_products(self._pairs)
             values = yield (Dots(tuple(products)),)
         else:
             self._slots = [*kept, slot]
@@ -429,13 +427,8 @@ class Lbfgs:
         return {"slots": list(self._slots)}
 
 
-METHODS: dict[str, type[GradientDescent] | type[ConjugateGradient] | type[Lbfgs]] = {
-    "lbfgs": Lbfgs,
-    "cg": ConjugateGradient,
-    "gradient": GradientDescent,
-}
-
-
 def method_of(descent: Descent, state: Json) -> Method:
     """Return a job's method, in the state with which it goes on."""
-    return METHODS[descent.method](descent, state)
+    kinds: dict[str, Callable[[Descent, Json], Method]]
+    kinds = {LBFGS: Lbfgs, CONJUGATE: ConjugateGradient, STEEPEST: GradientDescent}
+    return kinds[descent.method](descent, state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
 from distbelief.coordination.coordinator import Coordinator
@@ -11,11 +13,13 @@ from distbelief.core.protocol import BATCHED
 from distbelief.core.settings import Settings
 from distbelief.errors import UsageError
 from distbelief.runtime.player import PlayedRole
+from distbelief.server.shard import Shard
+from distbelief.server.standby import Standby
 from distbelief.strategies.context import Context
 from distbelief.strategies.players import Players, Servers, served
 from distbelief.strategies.sandblaster.batch_work import BatchWork
-from distbelief.strategies.sandblaster.replica import WorkUnitReplica
-from distbelief.strategies.sandblaster.shard import shard, standby
+from distbelief.strategies.sandblaster.replica import WorkUnitTraining
+from distbelief.strategies.sandblaster.shard import WorkUnitSums
 from distbelief.strategies.sandblaster.vectors import PhantomVectorSlice, TorchVectorSlice
 
 
@@ -26,8 +30,7 @@ def coordinator(settings: Settings, evaluator: bool, start: StartingPoint) -> Co
 
 def replica(context: Context) -> PlayedRole:
     """Return a replica that computes work units."""
-    role, vectors, samples = context.role, context.vectors, context.samples
-    return served(context, WorkUnitReplica(role, vectors, samples, context.incarnation, context.split))
+    return served(context, WorkUnitTraining)
 
 
 def check_model(settings: Settings, model: nn.Module) -> None:
@@ -45,6 +48,8 @@ PLAYERS = Players(
     coordinator,
     (),
     replica,
-    servers=Servers(shard, standby, TorchVectorSlice, PhantomVectorSlice),
+    servers=Servers(
+        partial(Shard, sums=WorkUnitSums), partial(Standby, sums=WorkUnitSums), TorchVectorSlice, PhantomVectorSlice
+    ),
     check_model=check_model,
 )

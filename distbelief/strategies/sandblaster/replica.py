@@ -18,7 +18,6 @@ from collections.abc import Generator
 
 from distbelief.core.conversations import dealing, initialising, operations, pushing
 from distbelief.core.effects import GLANCE, RECEIVE, Arrival, Batch, Effect, Send, Steps
-from distbelief.core.settings import Settings
 from distbelief.replica.served_replica import ServedReplica, ServerView
 from distbelief.replica.work import WorkQueue, gradient
 from distbelief.sharding.layout import Range
@@ -29,17 +28,6 @@ class _Sent:
 
     def __init__(self, assigned: operations.Assign, loss: float, owing: dict[str, Send]) -> None:
         self.assigned, self.loss, self.owing = assigned, loss, owing
-
-
-class WorkUnitReplica(ServedReplica):
-    """A replica that computes work units."""
-
-    def slots(self, settings: Settings) -> int:  # the same for all settings
-        """Return 2: one gradient vector is computed while the other is sent."""
-        return 2
-
-    def begin_training(self, server: ServerView) -> WorkUnitTraining:
-        return WorkUnitTraining(self, server)
 
 
 class WorkUnitTraining:

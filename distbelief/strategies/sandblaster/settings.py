@@ -10,7 +10,7 @@ from distbelief.core.consistency import ANSWER, Action, Policy, Verdict
 from distbelief.core.settings import Settings, StrategyOptions, among, at_least
 from distbelief.errors import UsageError
 
-METHODS = ("lbfgs", "cg", "gradient")
+METHODS = (LBFGS, CONJUGATE, STEEPEST) = ("lbfgs", "cg", "gradient")
 LINE_SEARCHES = ("wolfe", "none")
 
 PARTS = ("g",)
@@ -34,6 +34,8 @@ class Descent(StrategyOptions):
 
     one_moment: ClassVar[bool] = True
     unit: ClassVar[str] = "iteration"
+    slots: ClassVar[int] = 2
+    """Number of a replica's gradient vectors: one is computed while the other is sent."""
     spelled: ClassVar[Mapping[str, str]] = {
         "epochs": "iterations",
         "batch_size": "portion_size",
@@ -90,7 +92,7 @@ class Descent(StrategyOptions):
             raise UsageError(
                 f"--overlap {self.overlap}: each batch is the whole training set: set --batch-size, or leave it off"
             )
-        if self.history != type(self).history and self.method != "lbfgs":
+        if self.history != type(self).history and self.method != LBFGS:
             raise UsageError(
                 f"--history {self.history}: is for --method lbfgs, and --method {self.method} has no curvature pairs: "
                 "leave it off"

@@ -27,19 +27,9 @@ from distbelief.errors import RemoteProtocolError
 from distbelief.server.machine import Handlers
 from distbelief.server.mirror import Make
 from distbelief.server.shard import Shard
-from distbelief.server.standby import STATE_LIMIT, Standby
+from distbelief.server.standby import STATE_LIMIT
 from distbelief.strategies.sandblaster.settings import Descent
 from distbelief.strategies.sandblaster.vectors import VectorSlice
-
-
-def shard(index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> Shard:
-    """Return a shard of batch methods; the arguments are those of every shard."""
-    return Shard(index, make, incarnation, WorkUnitSums())
-
-
-def standby(index: int, make: Callable[[Plan, int], VectorSlice], incarnation: int = 0) -> Standby:
-    """Return the standby of a shard of batch methods; the arguments are those of every standby."""
-    return Standby(index, make, incarnation, WorkUnitSums)
 
 
 class WorkUnitSums:

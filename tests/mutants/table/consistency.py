@@ -75,8 +75,8 @@ MUTANTS = [
         "        if self._uncounted[0]:\n", "        if False:\n",
         (f"{LOCAL}::test_staggered_rounds_are_streaming_diloco",)),
     Mutant("a-newcomer-begins-where-its-own-model-is", "newcomers", "replica/downpour.py",
-        "        yield from self._await_parameters(*self._models)\n\n    def _fetch_all",
-        "        yield from self._await_parameters(*self._models)\n        self._local = False\n\n    def _fetch_all",
+        "        yield from self._fetch_all(self.server.whole)\n",
+        "        yield from self._fetch_all(self.server.whole)\n        self._local = False\n",
         (f"{LOCAL}::test_a_fresh_replica_is_no_quorum_of_one",)),
     Mutant("a-schedule-is-forgotten-by-the-shard", SEQUENTIAL, "server/slice.py",
         'group["lr"] = rate * factor', 'group["lr"] = rate',
@@ -208,13 +208,14 @@ MUTANTS = [
         "return max(1, len(self.members) // self._n)", "return max(1, len(self._known) // self._n)",
         (f"{CONSISTENCY}::test_softsync_wants_no_pushes_of_the_dead",)),
     Mutant("a-step-computes-on-what-was-asked-for-a-step-ago", READ_OWN, "replica/downpour.py",
-        "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
-        "            yield from self._await_parameters(*self._models)\n"
-        "            if self._pushes_again:\n", "            yield from self._await_parameters(*self._models)\n"
-        "            self._replica.vectors.swap(0)\n"
-        "            yield from self.server.fetch(0, self.server.moving, self._tick)\n"
-        "            return\n"
-        "            if self._pushes_again:\n",
+        "        if not self._in_flight:\n"
+        "            yield from self.server.fetch(landing, self.server.moving, self._tick)\n"
+        "        yield from self._await_parameters(*self._models)\n"
+        "        if self._pushes_again:\n", "        yield from self._await_parameters(*self._models)\n"
+        "        self._replica.vectors.swap(landing)\n"
+        "        yield from self.server.fetch(landing, self.server.moving, self._tick)\n"
+        "        return\n"
+        "        if self._pushes_again:\n",
         (f"{ORACLES}::test_one_replica_is_sequential_sgd",)),
     Mutant("what-is-fetched-ahead-lands-under-the-step", FROZEN, "replica/downpour.py",
         "        self._in_flight = True\n"

@@ -256,7 +256,7 @@ MUTANTS = [
         "    if uid != os.getuid():", "    if uid < 0:",
         (SECURE + "test_at_a_unix_socket_only_a_process_of_the_same_user_is_let_in",)),
     Mutant("a-link-of-another-user-is-taken", USERS, "transport/shared.py",
-        "        check_user(connection)\n        return connection", "        return connection",
+        "-> socket.socket:\n        check_user(connection)\n", "-> socket.socket:\n",
         (OTHER_USER,)),
     Mutant("a-status-that-another-user-tells-is-believed", USERS, "places/status.py",
         "            check_user(connection)\n", "",
