@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import msgspec
@@ -175,7 +175,8 @@ def compress(args: list[str]) -> int:
     from distbelief.lab.compress.compressing import compress as make
 
     with signals.raised():
-        result = make(run, settings.out, settings, tell=teller(settings.quiet or settings.json))
+        chosen = Compression(**picked(settings, *(field.name for field in fields(Compression))))
+        result = make(run, settings.out, chosen, tell=teller(settings.quiet or settings.json))
     if settings.json:
         print(msgspec.json.encode(result).decode())
     elif not settings.quiet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import Metric, MetricsHandler
@@ -37,13 +38,15 @@ def metrics(sums: Summary, loss: float | None, times: Mapping[type[records.Recor
         "distbelief_job", "Task and strategy.", {k: str(sums.job.get(k)) for k in ("task", "strategy")}
     )
     standbys = sum(roles.kind(role) is roles.Kind.STANDBY for role in sums.members)
-    measured = sums.history[-1] if sums.history else None
+    last = sums.tested
+    tested = (last["test_loss"], last["test_accuracy"]) if last else ()
+    measures: list[float | None] = [math.nan if value is None else value for value in tested] or [None, None]
     for name, text, value in (
         ("model_samples", "Samples that the model was trained on, without those undone.", sums.samples),
         ("epochs", "Epochs done.", sums.epochs),
         ("train_loss", "Mean loss of the last steps.", loss),
-        ("test_loss", "Loss of the last evaluation.", measured and measured["test_loss"]),
-        ("test_accuracy_ratio", "Accuracy of the last evaluation.", measured and measured["test_accuracy"]),
+        ("test_loss", "Loss of the last evaluation.", measures[0]),
+        ("test_accuracy_ratio", "Accuracy of the last evaluation.", measures[1]),
         ("replicas", "Replicas that take part.", len(sums.members) - standbys),
         ("standbys", "Standbys that are ready.", standbys),
         ("last_step_timestamp_seconds", "Time of the last step.", times.get(records.Stepped)),

@@ -64,7 +64,7 @@ class Over(ChannelMessage, frozen=True, tag=True):
 
 
 class Interrupt(ChannelMessage, frozen=True, tag=True):
-    """Request of its user to end the job with a checkpoint; or to an agent to end, which it passes on."""
+    """Request of a user to end the job with a checkpoint; an agent passes on what a signal asks of it."""
 
     reason: str
 
@@ -209,7 +209,7 @@ class LifeStarted(OfLife, frozen=True, tag=True):
 
 
 class LifeMessage(OfLife, frozen=True, tag=True):
-    """Message of a process, or for one, by its agent; with its age in seconds."""
+    """Message of a process, or for one, by its agent; one of a process has an age in seconds."""
 
     word: ProcessMessage
     age: float = 0.0

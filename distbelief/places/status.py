@@ -138,7 +138,7 @@ def state(
     standings: Iterable[Standing],
     summary: Summary,
     timeline: Timeline | None = None,
-    ending: bool = False,
+    interrupted: bool = False,
 ) -> Json:
     """Return the state of a job.
 
@@ -147,7 +147,7 @@ def state(
         standings: the states that they reported.
         summary: the summary of the job so far.
         timeline: the timeline of the job so far.
-        ending: the job was asked to end, or it ends by itself.
+        interrupted: the job was told to end by a signal.
     """
     by_role = {standing.role: standing for standing in standings}
     known: dict[str, Json] = {}
@@ -184,7 +184,7 @@ def state(
     whole = (started.samples_per_epoch * started.epochs or None) if started and started.unit == "epoch" else None
     return {
         "running": True,
-        "ending": ending,
+        "interrupted": interrupted,
         "samples": summary.samples,
         "of_samples": whole,
         "seconds": summary.seconds,

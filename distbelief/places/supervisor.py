@@ -122,6 +122,11 @@ class Supervisor:
         """Return whether no role is started any more."""
         return self.failure is not None or self.finished is not None
 
+    @property
+    def interrupted(self) -> bool:
+        """Return whether a signal has told the whole job to end."""
+        return bool(self._interrupts)
+
     def _lives(self) -> Iterator[_Life]:
         return (life for lives in self._here.values() for life in lives)
 
@@ -470,7 +475,7 @@ class Supervisor:
             return self._kill(life, "the job was over and it did not end")
         if now > self._leave_by and roles.is_replica(life.role) and not life.left:
             return self._kill(life, f"it did not leave within {seconds} of being asked to, and was killed")
-        if now >= life.leave_by and (self._guest or not self.ends):
+        if now >= life.leave_by and (self._guest or not self._ends):
             return self._cut_short(life)
         if not stopped or life.stopped_at is None:
             life.stopped_at = now if stopped else None
@@ -519,9 +524,9 @@ class Supervisor:
     # hosts that leave
 
     @property
-    def ends(self) -> bool:
-        """Return whether the whole job ends."""
-        return self.ending or bool(self._interrupts) or self.over
+    def _ends(self) -> bool:
+        """Return whether the whole job ends, so that no host leaves by itself."""
+        return self.ending or self.interrupted or self.over
 
     def _replicas_of(self, event: Interruption) -> set[str]:
         """Return the replicas that compute on a host, even if some of their partitions are elsewhere."""
@@ -532,7 +537,7 @@ class Supervisor:
 
         Other hosts must have replicas, and the host's shards must have standbys or a checkpoint.
         """
-        if not event.within or not self.started or self.ends:
+        if not event.within or not self.started or self._ends:
             return False
         leads = self._replicas_of(event)
         others = [life for life in self._lives() if life.name not in event.lives and not life.host]
@@ -568,7 +573,7 @@ class Supervisor:
     def _end_servers(self, host: str) -> list[Effect]:
         """Kill the servers on a leaving host once no replica is left there, unless the whole job ends."""
         there = [life for life in self._lives() if host and life.host == host]
-        if self.ends or any(roles.is_replica(life.role) for life in there):
+        if self._ends or any(roles.is_replica(life.role) for life in there):
             return []
         return [effect for life in there for effect in self._kill(life, f"host {host} leaves")]
 

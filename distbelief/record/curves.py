@@ -143,15 +143,16 @@ class Curves:
         end = time.monotonic() + CLOSE_SECONDS
         sentence = f"waits {CLOSE_SECONDS:g} s at most until {self._writer} are written; Ctrl-C ends the wait"
         notice = threading.Timer(SILENT, self._warn, [sentence])
-        notice.start()
         why = f"within {CLOSE_SECONDS:g} s"
         try:
+            notice.start()
             self._pass(result, CLOSE_SECONDS)
             self._thread.join(max(0.0, end - time.monotonic()))
             late = self._thread.is_alive()
         except KeyboardInterrupt:
             late, why = True, "before Ctrl-C came"
-        notice.cancel()
+        finally:
+            notice.cancel()
         if late:
             self._warn(f"{self._writer} were not written {why}; the curves are in metrics.jsonl too")
 

@@ -96,16 +96,16 @@ class Recorder:
                 self._settled.take(*self._recent.popleft()[:2])
             if isinstance(record, records.Checkpointed) and not record.error:
                 self._keep_sums(self.folder, record.number)
-        self._pass(lambda sink: sink.take(seconds, record, self.summary))
-
-    def _pass(self, give: Callable[[Sink], None]) -> None:
-        """Pass something to every sink; drop one that raises, since a job must not fail because it is shown."""
         for sink in [*self.sinks]:
-            try:
-                give(sink)
-            except Exception as error:
-                self.sinks.remove(sink)
-                self.warn(f"{type(sink).__name__} fails ({error!r}); the job continues without it")
+            self._pass(sink, lambda sink: sink.take(seconds, record, self.summary))
+
+    def _pass(self, sink: Sink, give: Callable[[Sink], None]) -> None:
+        """Pass something to a sink; drop one that raises, since a job must not fail because it is shown."""
+        try:
+            give(sink)
+        except Exception as error:
+            self.sinks.remove(sink)
+            self.warn(f"{type(sink).__name__} fails ({error!r}); the job continues without it")
 
     def _keep_sums(self, folder: RunFolder, number: int) -> None:
         """Write the sums of the run at a checkpoint into its folder."""
@@ -184,7 +184,7 @@ class Recorder:
     ) -> Json:
         """Write `result.json` (unless `write` is false) and the last curves, close the files, and return the result.
 
-        Sinks are waited for in the context that `interruptible` makes: a KeyboardInterrupt there ends a wait alone.
+        Each sink is waited for in the context that `interruptible` makes: a KeyboardInterrupt there ends that wait.
         """
         result = self.result()
         if self.folder and write:
@@ -195,8 +195,9 @@ class Recorder:
         if self._file:
             self._file.close()
             self._file = None
-        with contextlib.suppress(KeyboardInterrupt), interruptible():
-            self._pass(lambda sink: sink.close(result))
+        for sink in [*self.sinks]:
+            with contextlib.suppress(KeyboardInterrupt), interruptible():
+                self._pass(sink, lambda sink: sink.close(result))
         return result
 
 

@@ -69,7 +69,7 @@ class ShownRun:
         if known == tool:
             if knows(identity):
                 return identity
-            self.warn(f"{path.stem} has no run {identity} any longer, which {path} names: it begins another")
+            self.warn(f"{path} names run {identity}, which {path.stem} does not have any longer: another one begins")
         write_atomically(path, f"{tool}\n{(identity := new())}".encode())
         return identity
 

@@ -123,11 +123,11 @@ class Summary(msgspec.Struct):
     started: records.Started | None = None
     replicas: dict[int, ReplicaCounts] = {}
     members: set[str] = set()
-    """Replicas that take part in this attempt, and standbys that are ready."""
+    """Replicas that take part, and standbys that are ready; a recorder keeps only those of its own attempt."""
     failures: dict[str, int] = msgspec.field(
         default_factory=lambda: dict.fromkeys(("replica", "shard", "standby", "checkpoint"), 0)
     )
-    """Deaths in this attempt by kind of role, and failed checkpoints."""
+    """Deaths by kind of role, and failed checkpoints; of a recorder, those in its own attempt."""
     history: list[HistoryRow] = []
     """All rows up to `ROWS`; beyond that only every second, fourth, ..., and the last."""
     applied: dict[str, records.Applied] = {}
@@ -158,7 +158,8 @@ class Summary(msgspec.Struct):
     """Progress of a batch method."""
     split: dict[str, str] | None = None
     """Ways by which a model is split, and a sentence about them."""
-    _tested: HistoryRow | None = None
+    tested: HistoryRow | None = None
+    """Row of the last evaluation."""
     _rows: int = 0
     """Number of rows so far, kept or not."""
     _stride: int = 1
@@ -363,7 +364,7 @@ class Summary(msgspec.Struct):
         if tested is not None:
             if tested.metrics:
                 row["test_metrics"] = {name: _finite(value) for name, value in tested.metrics.items()}
-            self._tested = row
+            self.tested = row
         if self.history and (self._rows - 1) % self._stride:
             self.history.pop()  # this row was kept only while it was the last
         self.history.append(row)
@@ -400,7 +401,7 @@ class Summary(msgspec.Struct):
 
     def result(self) -> Json:
         """Return the contents of `result.json`; numbers that are not finite become null."""
-        started, tested = self.started, self._tested
+        started, tested = self.started, self.tested
         aims = {name: self.settings.get(f"target_{name}", 0.0) or None for name in ("accuracy", "loss")}
         replicas = started.replicas if started else self.settings.get("replicas", 0)
         known = {**{index: ReplicaCounts() for index in range(replicas)}, **self.replicas}

@@ -18,11 +18,8 @@ from distbelief.record.summary import Summary, many
 
 WIDTH = 2.0
 """Seconds of the shortest bins: replicas and shards give accounts as often."""
-SIMULATED_WIDTH, SPREAD = 2.0**-10, 4
-"""Width in simulated time, where a job may take a tenth of a second, and most bins that one account there may fill.
-
-At a longer one the width doubles, up to `WIDTH`: a long job is not counted in a thousand pieces.
-"""
+SIMULATED_WIDTH = 2.0**-10
+"""The same in simulated time, where a job may take a tenth of a second; it doubles, up to `WIDTH`, as a job lasts."""
 FINE, COARSE = 256, 64
 """Most bins of one width, for a job's amounts, and for each replica's uses or shard's updates; even numbers."""
 LATELY, PART = 10.0, 0.02
@@ -137,7 +134,7 @@ class Bins(msgspec.Struct, Generic[B]):
 
     def add(self, start: float, stop: float, sums: B) -> None:
         """Add sums that belong to the time from `start` to `stop`, evenly; to that moment if both are the same."""
-        while self.width < WIDTH and stop - start > SPREAD * self.width:
+        while self.width < WIDTH and stop >= self.kept * self.width:
             self._widen()
         first, last = int(start / self.width), int(stop / self.width)
         if first == last and self.levels and (known := self.levels[0].get(last)) is not None:  # most are such
@@ -192,6 +189,19 @@ class Bins(msgspec.Struct, Generic[B]):
             bins = self.levels[level]
             kept += [Bin(k * width, width, bins[k]) for k in sorted(bins) if start - width < k * width < stop]
         return kept
+
+    def sum(self, kind: type[B], start: float, stop: float, until: float, per: float = 1.0) -> B:
+        """Return what the bins have from `start` to `stop`, divided by `per`; of a bin that is partly there, its share.
+
+        The newest bin is of the time `until` some moment.
+        """
+        total = kind()
+        for bin in self.between(start, stop):
+            end = min(bin.start + bin.width, until)
+            whole = end - bin.start
+            share = max(0.0, min(end, stop) - max(bin.start, start)) / whole if whole > 0 else 1.0
+            total.add(bin.sums, share / per)
+        return total
 
 
 class Happening(msgspec.Struct, array_like=True):
@@ -266,6 +276,8 @@ class Timeline(msgspec.Struct):
         """Add a record from `seconds` after its attempt began; the sums include it."""
         if isinstance(record, records.Started):
             self._offset = self.seconds - seconds
+            for gone in [role for role in self.accounts if roles.index_of(role) >= record.shards]:
+                self._take_applied(self.seconds, records.Applied(gone, 0, 0, {}))  # an earlier attempt had more shards
         now = self.seconds if self._offset is None else self._offset + seconds
         if now < self.seconds - BACK:
             now = self.seconds

@@ -80,12 +80,12 @@ def test_a_command_can_be_copied_to_a_shell(tmp_path: Path) -> None:
 def test_a_shard_has_the_pushes_and_staleness_of_each_moment(tmp_path: Path) -> None:
     """Until its latest account: of what it has done since nothing is known; it goes back once."""
     told: list[tuple[float, r.Record]] = [(0.0, r.Started(1, 1, 10, 6000, 10, 2))]
-    for second in range(2, 400, 2):
+    for second in range(1, 400, 2):
         done = second if second < 300 else second - 100
         told.append((second, r.Applied("shard 0", 10 * done, 100 * done, {0: 8 * done, 70: done, 71: done})))
         told.append((second + 1.5, r.BytesCounted("shard 0", {"push": 40}, {}, {})))
     seen = left_by(tmp_path, told)
-    for moment, done in ((None, 298), (3.0, 3), (151.0, 151), (280.0, 280), (351.0, 251)):
+    for moment, done in ((None, 299), (3.0, 3), (151.0, 151), (280.0, 280), (351.0, 251)):
         state = seen.view(moment)
         assert state["shards"]["shard 0"]["pushes"] == 10.0
         assert state["shards"]["shard 0"]["version"] == pytest.approx(10 * done, rel=0.05)
@@ -94,11 +94,51 @@ def test_a_shard_has_the_pushes_and_staleness_of_each_moment(tmp_path: Path) -> 
     assert seen.view(300.0)["shards"]["shard 0"]["pushes"] == 0.0, "fewer than none"
 
 
+def test_an_attempt_with_fewer_shards_has_no_others(tmp_path: Path) -> None:
+    def attempt(shards: int, start: float) -> Iterable[tuple[float, r.Record]]:
+        yield start, r.Started(1, shards, 10, 6000, 10, 2)
+        for second in range(2, 40, 2):
+            for shard in range(shards):
+                yield start + second, r.Applied(f"shard {shard}", second, second, {shard: second})
+
+    seen = left_by(tmp_path, [*attempt(3, 0.0), *attempt(1, 50.0)])
+    assert (seen.view(30.0)["shards"].keys(), seen.view(30.0)["staleness"]) == (
+        {"shard 0", "shard 1", "shard 2"}, {"0": 30, "1": 30, "2": 30},
+    )  # fmt: skip
+    assert (seen.view(None)["shards"].keys(), seen.view(None)["staleness"]) == ({"shard 0"}, {"0": 38})
+    assert seen.view(70.0)["shards"].keys() == {"shard 0"}
+
+
+def test_a_page_that_is_open_has_the_settings_of_a_resumed_job(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "run")
+    run.write_job({"task": "t", "strategy": "downpour"})
+    first = Recorder(run, run.read_job())
+    first.take(0.0, r.Started(1, 1, 10, 6000, 10, 2))
+    seen = Reading(tmp_path)
+    assert seen.view(None)["run"]["title"] == "downpour on t"
+    first.finish()
+    run.write_job({"task": "t", "strategy": "softsync", "settings": {"target_accuracy": 0.9}})
+    second = Recorder(run, run.read_job())
+    second.take(0.0, r.Started(1, 1, 10, 6000, 10, 2, 300))
+    state = seen.view(None)
+    assert (state["run"]["title"], state["target"]["accuracy"]) == ("softsync on t", 0.9)
+    second.finish()
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 1.0])
+def test_a_simulated_run_has_as_many_bins_as_its_charts_show(tmp_path: Path, scale: float) -> None:
+    """Though a role that counts its bytes seldom gives one account of half of the run."""
+    told = [*steady(("replica 0",), 1000, scale), (1000 * scale, r.BytesCounted("evaluator", {"push": 40}, {}, {}))]
+    told.insert(500, (400 * scale, r.BytesCounted("evaluator", {"push": 40}, {}, {})))
+    state = left_by(tmp_path, sorted(told, key=lambda one: one[0]), cluster={}).view(None)
+    assert 100 <= len(state["series"]) <= 1000
+
+
 def test_what_is_wrong_ends_the_first_line(tmp_path: Path) -> None:
     left_by(tmp_path, [(0.0, r.Started(1, 1, 10, 6000, 10, 2))])
-    found = Diagnosis(Level.WRONG, "rate", "the loss has risen", {"lr": 0.5, "implied_momentum": 0.75}, "--lr 0.1")
+    wrong = Diagnosis(Level.WRONG, "rate", "the loss has risen", {"lr": 0.5, "implied_momentum": 0.75}, "--lr 0.1")
     advice = Diagnosis(Level.ADVICE, "alone", "one process would be faster", {}, "single")
-    result = {"outcome": "done", "reason": "all epochs are done", "diagnosis": [found, advice]}
+    result = {"outcome": "done", "reason": "all epochs are done", "diagnosis": [wrong, advice]}
     RunFolder(tmp_path).result.write_bytes(msgspec.json.encode(result))
     state = Reading(tmp_path).view(None)
     assert state["sentence"] == "done: all epochs are done; 0 samples in 0.0 s; wrong: the loss has risen"

@@ -263,7 +263,7 @@ def test_a_run_that_its_tool_has_lost_is_begun_anew_and_told_once(tmp_path: Path
     names = [run.identity("mlflow:x", iter(new).__next__, {"b"}.__contains__) for new in "abc"]
     assert (names, run.identity("mlflow:x", str)) == (["a", "b", "b"], "b")
     path = tmp_path / "mlflow.id"
-    assert told == [f"mlflow has no run a any longer, which {path} names: it begins another"]
+    assert told == [f"{path} names run a, which mlflow does not have any longer: another one begins"]
 
 
 def metrics_of(*record: Record) -> dict[str, dict[tuple[str, ...], float]]:

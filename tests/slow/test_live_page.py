@@ -108,7 +108,7 @@ def test_a_page_is_readable_and_asks_nobody_else(width: int, scheme: str, browse
         assert (_light(ink) > _light(paper)) == (scheme == "dark")
         assert one.tab.url == address.partition("?")[0], "the token is not left in the address"
         assert one.text("sentence").endswith(f"; wrong: the rate is too high for {EVIL}")
-        assert one.tab.locator("#diagnosis li").inner_text() == f"lr {EVIL}; try --lr"
+        assert one.tab.locator("#diagnosis li").inner_text() == f"rate: lr {EVIL}; try --lr"
         assert EVIL in one.text("folder")
         assert one.asked == {urlsplit(address).netloc}
         assert not one.wrong

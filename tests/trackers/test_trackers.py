@@ -145,7 +145,9 @@ def test_a_store_without_the_run_that_the_folder_names_gets_another_one(
         writer.open()
         writer.write([("train/loss", 2.5, 10, 1000.0)], 0)
         writer.close({"outcome": "done", "reason": "", "samples": 10})
-        assert told.pop() == f"{kept.stem} has no run {24 * '0'} any longer, which {kept} names: it begins another"
+        assert (
+            told.pop() == f"{kept} names run {24 * '0'}, which {kept.stem} does not have any longer: another one begins"
+        )
         assert kept.read_text().startswith(f"{tool}\n")
         assert 24 * "0" not in kept.read_text()
     MlflowRun(run, uri).open()
@@ -153,7 +155,9 @@ def test_a_store_without_the_run_that_the_folder_names_gets_another_one(
     gone = (tmp_path / "mlflow.id").read_text().split()[1]
     MlflowClient(uri).delete_run(gone)
     MlflowRun(run, uri).open()
-    assert told == [f"mlflow has no run {gone} any longer, which {tmp_path / 'mlflow.id'} names: it begins another"]
+    assert told == [
+        f"{tmp_path / 'mlflow.id'} names run {gone}, which mlflow does not have any longer: another one begins"
+    ]
 
 
 def test_wandb_without_a_login_is_refused_before_anything_starts(tmp_path: Path) -> None:

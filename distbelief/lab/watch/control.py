@@ -19,7 +19,7 @@ def press(run: Path, name: str, role: str) -> str:
     """
     above, job = supervisor(run), status(run)
     if name == "stop":
-        if job.get("ending"):  # a second signal would end the job without its checkpoint
+        if job.get("interrupted"):  # a second signal would end the job without its checkpoint
             return "The job is ending already"
         os.kill(above, signal.SIGTERM)  # a job in the background ignores what Ctrl-C sends
         return "The job ends, and keeps a checkpoint"

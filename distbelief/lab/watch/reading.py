@@ -59,6 +59,7 @@ class Reading:
             if not self._follower.read():
                 break
         timeline, summary = self._follower.timeline, self._follower.summary
+        self._follower.job = summary.job = self._folder.read_job()  # a resumed job may have other settings
         now = timeline.seconds + (self._silent() if running and not simulated else 0.0)
         moment = now if at is None else min(at, now)
         if at is None:
@@ -152,7 +153,7 @@ class Reading:
                 "state": answer.get("state") or ("gone" if live["running"] else "ended"),
                 "waits_for": "; ".join(filter(None, [answer.get("waits_for"), *answer.get("held_by", ())])),
                 "waited": None if waited is None else round(waited, 1),
-                "rate": _round(_per_second(timeline, uses, Uses(), now).samples) if uses and leads else None,
+                "rate": _round(_per_second(timeline, uses, Uses, now).samples) if uses and leads else None,
                 "participation": _round(summary.participation(index)) if counts and leads else None,
                 "heard": None if heard is None or not live["running"] else round(max(0.0, now - heard)),
                 "staleness": answer.get("staleness"),
@@ -173,7 +174,7 @@ class Reading:
             return f"starting{_longest(members)}"
         if started.unit == "epoch" and (whole := started.samples_per_epoch * started.epochs):
             epoch = min(summary.samples // max(started.samples_per_epoch, 1) + 1, started.epochs)
-            rate = _per_second(timeline, timeline.amounts, Amounts(), timeline.seconds).samples
+            rate = _per_second(timeline, timeline.amounts, Amounts, timeline.seconds).samples
             left = duration(math.ceil(max(0, whole - summary.samples) / rate)) if rate else ""
             far = f"epoch {epoch} of {started.epochs}, {min(100, 100 * summary.samples / whole):.0f} %"
             far += f"; over in about {left}" if left else ""
@@ -209,12 +210,12 @@ def _longest(members: Json) -> str:
 
 def _numbers_at(timeline: Timeline, moment: float) -> Json:
     """Return the figures at a moment, as far as the timeline has them."""
-    done = _sum(timeline, timeline.amounts, Amounts(), 0.0, moment)
+    done = timeline.amounts.sum(Amounts, 0.0, moment, timeline.seconds)
     latest = next((bin.sums for bin in reversed(timeline.amounts.between(0.0, moment)) if bin.sums.losses), None)
     measure = next((point for point in reversed(timeline.measures) if point.seconds <= moment), None)
     return {
         "samples": round(done.samples),
-        "rate": _round(_per_second(timeline, timeline.amounts, Amounts(), moment).samples),
+        "rate": _round(_per_second(timeline, timeline.amounts, Amounts, moment).samples),
         "train_loss": _round(latest.loss / latest.losses) if latest else None,
         "accuracy": measure.accuracy if measure else None,
         "test_loss": measure.loss if measure else None,
@@ -224,12 +225,12 @@ def _numbers_at(timeline: Timeline, moment: float) -> Json:
 
 def _members_at(timeline: Timeline, moment: float) -> Json:
     """Return each replica at a moment, with what it did most."""
-    since = moment - 6 * timeline.lately
-    window = {role: _sum(timeline, uses, Uses(), since, moment).samples for role, uses in timeline.uses.items()}
+    since, now = moment - 6 * timeline.lately, timeline.seconds
+    window = {role: uses.sum(Uses, since, moment, now).samples for role, uses in timeline.uses.items()}
     whole = sum(window.values())
     members = {}
     for role, uses in timeline.uses.items():
-        last = _per_second(timeline, uses, Uses(), moment)
+        last = _per_second(timeline, uses, Uses, moment)
         members[role] = {
             "state": _mostly(last),
             "waits_for": last.role if last.wait else "",
@@ -241,19 +242,24 @@ def _members_at(timeline: Timeline, moment: float) -> Json:
 
 
 def _shards(timeline: Timeline, members: Json, moment: float) -> Json:
-    """Return each shard at a moment: its version, its pushes a second and who has its lock; and the staleness."""
+    """Return each shard at a moment: version, pushes a second and who has its lock; and the staleness of all pushes.
+
+    They are those of the first shards, whose updates a timeline keeps.
+    """
     shards, pushes = {}, Updates()
     for role, bins in sorted(timeline.updates.items()):
-        last, account = timeline.accounts[role]
-        if moment < last:
-            account = _sum(timeline, bins, Updates(), 0.0, moment)
-        lately = _per_second(timeline, bins, Updates(), min(moment, last))  # what it has done since is not known
+        known, account = timeline.accounts[role]  # what it has done since is not known
+        if moment < known:
+            account = bins.sum(Updates, 0.0, moment, known)
+        pushes.add(account)
+        if not round(account.updates):  # it has not begun, or is of an attempt that had more shards
+            continue
+        lately = _per_second(timeline, bins, Updates, min(moment, known), known)
         shards[role] = {
             "version": round(account.updates),
             "pushes": _round(max(0.0, lately.pushes)),
             "waits_for": members.get(role, {}).get("waits_for", ""),
         }
-        pushes.add(account)
     histogram = {str(staleness): round(count) for staleness, count in sorted(pushes.staleness.items())}
     return {"shards": shards, "staleness": {staleness: count for staleness, count in histogram.items() if count > 0}}
 
@@ -265,20 +271,10 @@ def _mostly(uses: Uses) -> str:
     return most if spent[most] else ""
 
 
-def _per_second(timeline: Timeline, bins: Bins[B], total: B, moment: float) -> B:
-    """Return `total` with what the bins have for each second lately."""
+def _per_second(timeline: Timeline, bins: Bins[B], kind: type[B], moment: float, known: float = math.inf) -> B:
+    """Return what the bins have for each of the last seconds before a moment; they are `known` until another."""
     seconds = min(timeline.lately, moment)
-    return _sum(timeline, bins, total, moment - seconds, moment, seconds)
-
-
-def _sum(timeline: Timeline, bins: Bins[B], total: B, start: float, stop: float, per: float = 1.0) -> B:
-    """Return `total` with what the bins have from `start` to `stop`, divided by `per`; of a bin its share there."""
-    for bin in bins.between(start, stop):
-        end = min(bin.start + bin.width, timeline.seconds)  # of the newest a part is still to come
-        whole = end - bin.start
-        share = max(0.0, min(end, stop) - max(bin.start, start)) / whole if whole > 0 else 1.0
-        total.add(bin.sums, share / per)
-    return total
+    return bins.sum(kind, moment - seconds, moment, min(known, timeline.seconds), seconds)
 
 
 def _amounts(bin: Bin[Amounts]) -> list[float | None]:

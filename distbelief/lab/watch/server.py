@@ -105,6 +105,7 @@ class Page:
         self._feed, self._press, self._proxy = feed, press, proxy
         self._streams = 0
         self._tokens: list[str] = []
+        self._pressing = asyncio.Lock()
 
     def app(self, token: str, hosts: tuple[str, ...] = LOOPBACK) -> Guard:
         """Return the page as an application that a server can run."""
@@ -181,7 +182,8 @@ class Page:
             return PlainTextResponse("the token of this button is used up: load the page again\n", 403)
         assert self._press is not None
         try:
-            answer = await asyncio.to_thread(self._press, request.path_params["name"], request.path_params["role"])
+            async with self._pressing:  # of two who stop a job, the second is to see that it ends
+                answer = await asyncio.to_thread(self._press, request.path_params["name"], request.path_params["role"])
         except (DistbeliefError, OSError) as error:
             answer = str(error)
         return _json({"told": answer, "press": self._issue()})

@@ -136,8 +136,8 @@ class Opened:
                 agent.hear()
                 if not agent.gone and not done(agent) and time.monotonic() > end:
                     agent.gone = f"it {late} after {START_SECONDS:.0f} s"
-                if agent.told_to_end:
-                    raise Interrupted(f"{agent.told_to_end} on host {agent.name}, before the job began")
+                if agent.interrupted:
+                    raise Interrupted(f"{agent.interrupted} on host {agent.name}, before the job began")
             if gone := [agent for agent in there if agent.gone]:
                 self.lose(gone)
 

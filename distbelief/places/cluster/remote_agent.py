@@ -52,7 +52,7 @@ class RemoteAgent:
         self.greeting: messages.Greeting | None = None
         self.reached: messages.HostsReached | None = None
         self.measured: messages.WaysMeasured | None = None
-        self.told_to_end = ""
+        self.interrupted = ""
         """Signal that has asked it to end; "" if none has."""
         self.clock_ahead = 0.0
         """Seconds by which its host's clock was ahead of this one when its greeting arrived."""
@@ -104,7 +104,7 @@ class RemoteAgent:
         elif isinstance(word, messages.WaysMeasured):
             self.measured = word
         elif isinstance(word, messages.Interrupt):
-            self.told_to_end = word.reason
+            self.interrupted = word.reason
         elif isinstance(word, messages.HostsReached):
             self.reached = word
 

@@ -88,7 +88,7 @@ class Running:
         self.cluster, self.attempt, self.evaluates = cluster, attempt, evaluates
         self.job, self.settings = job, settings = attempt.job, attempt.settings
         self._script = script or []
-        told = spec_of(cluster, attempt, self._script, evaluates)
+        spec = spec_of(cluster, attempt, self._script, evaluates)
         folder = attempt.folder.path if attempt.folder else None
         lasts = not is_alone(job.strategy) and settings.restarts > 0
         explanation = Explanation(attempt.start.number - 1, str(folder or ""))
@@ -109,13 +109,13 @@ class Running:
         self._certifier: Authority | None = None
         self._join_server: JoinServer | None = None
         # kept until nothing can fail any more: only `close` closes these descriptors
-        shared = told.direct or job.strategy.needs_memory(settings, cluster.carrier)
+        shared = spec.direct or job.strategy.needs_memory(settings, cluster.carrier)
         columns = settings.partitions if settings.strategy.held_by is Holder.REPLICAS else 1
         memory = tuple(os.memfd_create("distbelief parameters") for _ in range(columns * shared))
         crosses = settings.partitions > 1 and cluster.carrier == "shared"
         crossings = os.memfd_create("distbelief crossings") if crosses else -1
         journal = tuple(os.memfd_create("distbelief journal") for _ in range(2 * lasts))
-        self._told = msgspec.structs.replace(told, memory=memory, crossings=crossings, journal=journal)
+        self._job_spec = msgspec.structs.replace(spec, memory=memory, crossings=crossings, journal=journal)
 
     def run(self, woken: Connection) -> Json:
         """Start, watch and end the job; each message on `woken` is a signal that came."""
@@ -133,9 +133,9 @@ class Running:
             for role, lines in self._logs.kept():
                 self.attempt.live.print_of(role, lines)
         self._keep_folder()
-        error, told = supervisor.conclude()
-        if told is not None:
-            self.attempt.record(time.monotonic(), roles.SUPERVISOR, told)
+        error, record = supervisor.conclude()
+        if record is not None:
+            self.attempt.record(time.monotonic(), roles.SUPERVISOR, record)
         result = self.attempt.finish()
         if error is not None:
             raise error
@@ -147,7 +147,7 @@ class Running:
         self.status_server.close()
         if self._join_server:
             self._join_server.close()
-        for descriptor in (*self._told.journal, *self._told.memory, self._told.crossings):
+        for descriptor in (*self._job_spec.journal, *self._job_spec.memory, self._job_spec.crossings):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -159,14 +159,14 @@ class Running:
         if self.cluster.encrypted:
             from distbelief.places.join.authority import Authority  # this imports a cryptography package
 
-            self._certifier = Authority(self._told.job)
+            self._certifier = Authority(self._job_spec.job)
         if self.cluster.listen and self.attempt.folder:
             where, host = host_and_port(self.cluster.listen, "--listen"), self.cluster.advertised
             most = GUESTS if self.job.strategy.held_by is Holder.REPLICAS else MOST
             guests = Guests(self.settings.replicas, self.settings.restarts, most)
             admit = functools.partial(self._admit, guests)
             self._join_server = JoinServer(
-                self._told.job, where, host, self._certifier, admit, self.attempt.folder.path
+                self._job_spec.job, where, host, self._certifier, admit, self.attempt.folder.path
             )
             path = self._join_server.path
             self._note(f"others may join: copy {path} to them, and there run distbelief join {path.name}")
@@ -193,8 +193,8 @@ class Running:
 
     def _spec(self, role: str, incarnation: int, output: int = -1) -> bytes:
         """Return the encoded spec of a role's process."""
-        told = msgspec.structs.replace(self._told, forkserver=forkserver.pid(), output=output)
-        own = self.processes.spec_for(role, told)
+        spec = msgspec.structs.replace(self._job_spec, forkserver=forkserver.pid(), output=output)
+        own = self.processes.spec_for(role, spec)
         if role == roles.COORDINATOR and incarnation:
             own = msgspec.structs.replace(own, listen=self._address, known=self._known)
         if self._certifier:
@@ -229,13 +229,13 @@ class Running:
                 name = os.path.basename(name_of(self._script))
                 scripts = f"every replica runs a script, {name}: name your copy of it"
             return JoinRefusal(scripts or "it trains a task, not a script: give none to distbelief join TICKET")
-        if wrong := wrong_strategy(self._told.strategy, request.strategy):
+        if wrong := wrong_strategy(self._job_spec.strategy, request.strategy):
             return JoinRefusal(wrong)
         given = guests.give(request)
         if isinstance(given, JoinRefusal):
             return given
         identity = self._certifier.issue(given[0]) if self._certifier else None
-        spec = msgspec.msgpack.encode(spec_of_guest(self._told, identity))
+        spec = msgspec.msgpack.encode(spec_of_guest(self._job_spec, identity))
         return JoinGrant(*given, listening.address, self.settings.restarts, spec)
 
     # watch
@@ -276,10 +276,10 @@ class Running:
             child.say(Ask())
         return len(children)
 
-    def _state(self, said: Iterable[Standing]) -> Json:
+    def _state(self, standings: Iterable[Standing]) -> Json:
         children = [(child.role, child.pid, child.incarnation) for child in self.processes.children]
         recorder = self.attempt.recorder
-        return status.state(children, said, recorder.summary, recorder.timeline, self.supervisor.ends)
+        return status.state(children, standings, recorder.summary, recorder.timeline, self.supervisor.interrupted)
 
     def _take(self, child: Life, word: ChannelMessage) -> None:
         """Handle a message from a process; standings and accounts come at any time, and are no sign of progress."""
@@ -303,7 +303,7 @@ class Running:
     def _happens(self, event: Event) -> None:
         """Pass an event to the supervisor, and carry out its effects."""
         if isinstance(event, Ended) and event.role == roles.COORDINATOR:
-            whole = all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._told.journal)
+            whole = all(os.fstat(descriptor).st_size <= JOURNAL_LIMIT for descriptor in self._job_spec.journal)
             event = msgspec.structs.replace(event, resumable=whole)
         for effect in self.supervisor.handle(time.monotonic(), event):
             if isinstance(effect, effects.WriteRecord):
@@ -341,7 +341,7 @@ def spec_of(cluster: LocalOptions, attempt: Attempt, script: list[str], evaluato
     )
 
 
-def spec_of_guest(told: Spec, identity: Identity | None) -> Spec:
+def spec_of_guest(spec: Spec, identity: Identity | None) -> Spec:
     """Return the spec of a replica on another machine: the job's values, without those of this machine."""
-    of_job = {name: getattr(told, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
+    of_job = {name: getattr(spec, name) for name in ("job", "task", "strategy", "settings", "transport", "insecure")}
     return Spec(**of_job, identity=identity, evaluator=False)

@@ -52,7 +52,7 @@ MUTANTS = [
         "max(0, staleness.bit_length() - DIGITS)", "0",
         (TIMELINE + "test_staleness_has_few_classes_however_large_it_is",)),
     Mutant("a-moment-has-the-shards-of-the-end", "thinned-timeline", "lab/watch/reading.py",
-        "        if moment < last:\n", "        if moment < 0:\n",
+        "        if moment < known:\n", "        if moment < 0:\n",
         ("tests/core/test_page_reading.py::test_a_shard_has_the_pushes_and_staleness_of_each_moment",)),
     Mutant("a-follower-reads-all-metrics", "thinned-timeline", "record/following.py",
         "if sums is None or sums.position > size:", "if sums:",

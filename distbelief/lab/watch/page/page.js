@@ -63,13 +63,17 @@ const end = () => {
 // a job that is resumed goes on in the same folder
 const goOn = async () => {
   try {
-    const answer = document.hidden ? {} : await fetch(`state?after=${name}`);
-    if (answer.ok && (await answer.json()).length) { play(false); $("replay").hidden = true; last = null; name = ""; return listen(); }
+    const parts = document.hidden ? [] : await (await fetch(`state?after=${name}`)).json();
+    if (parts.some(part => part[2].run?.running)) {
+      play(false); $("replay").hidden = true; wanted = last = null; name = "";
+      return listen();
+    }
+    setTimeout(goOn, AGAIN);
   } catch { /* its server has ended, too */ }
-  setTimeout(goOn, AGAIN);
 };
 let hush = null;
 const listen = () => {
+  if (hush) hush();
   const source = new EventSource(`events?after=${name}`);
   let fails = 0, came = false, timer = 0;
   const close = hush = () => { source.close(); clearTimeout(timer); };
@@ -120,8 +124,11 @@ const replay = async () => {
   fetching = true;
   for (let now; (now = wanted) !== null;) {
     wanted = null;
-    try { state = now < last.run.seconds ? await (await fetch(`state/${now.toFixed(3)}`)).json() : last; tellEnd(last.run); }
-    catch { tell("The run cannot be read at this moment", true); }
+    try {
+      const then = now < last.run.seconds ? await (await fetch(`state/${now.toFixed(3)}`)).json() : last;
+      if (!last) break;
+      state = then; tellEnd(last.run);
+    } catch { tell("The run cannot be read at this moment", true); }
     show();
   }
   fetching = false;
@@ -155,8 +162,8 @@ const show = () => {
   document.title = `${sentence} · ${run.title}`;
   write($("sentence"), sentence);
   if (performance.now() >= spoke + SAY) { spoke = performance.now(); write($("said"), sentence); }
-  $("diagnosis").replaceChildren(...entries(state.diagnosis).map(([, [evidence, remedy]]) => make("li", {},
-    make("small", {}, evidence), remedy ? "; try " : "", make("code", {}, remedy))));
+  $("diagnosis").replaceChildren(...entries(state.diagnosis).map(([rule, [evidence, remedy]]) => make("li", {},
+    make("b", {}, `${rule}: `), make("small", {}, evidence), remedy ? "; try " : "", make("code", {}, remedy))));
   const figures = [["epoch", numbers.epochs ? `${whole(numbers.epoch)} of ${whole(numbers.epochs)}` : ""],
     ["samples", whole(numbers.samples)], ["samples/s", whole(numbers.rate)], ["test accuracy", percent(numbers.accuracy)],
     ["test loss", short(numbers.test_loss)], ["training loss", short(numbers.train_loss)],
