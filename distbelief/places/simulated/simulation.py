@@ -430,7 +430,7 @@ class Simulation:
 
     def end(self, role: str, incarnation: int) -> None:
         if self.network.endpoints[role].incarnation == incarnation:
-            self.kill(role)
+            self._crash(role)
 
     def tell(self, role: str, word: ChannelMessage) -> None:
         """Send a message to a role, except a death that the coordinator notices by its link."""
@@ -444,6 +444,9 @@ class Simulation:
 
     def kill(self, role: str) -> None:
         """End a role as kill -9 does; the supervisor reports it to the coordinator, which may not know the role yet."""
+        self._crash(role)
+
+    def _crash(self, role: str) -> None:
         endpoint = self.network.endpoints[role]
         if endpoint.ended:
             return
