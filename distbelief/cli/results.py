@@ -17,6 +17,7 @@ from distbelief.lab import number
 from distbelief.lab.compress.options import Compression
 from distbelief.places import signals
 from distbelief.places.processes import forkserver
+from distbelief.record.folder import check_output
 from distbelief.references import check_task
 from distbelief.split.options import AUTO
 
@@ -55,8 +56,9 @@ def report(args: list[str]) -> int:
         report: Report = write_report(first, read_kept(first / STUDY, Study), kept_trials(first))
         page = first / PAGE
     else:
-        report = make_report(*study_of([Path(name) for name in named], settings.targets), {}, left=0)
         page = Path(settings.out)
+        check_output(page)
+        report = make_report(*study_of([Path(name) for name in named], settings.targets), {}, left=0)
     print("\n".join(report.lines()))
     write_page(page, report)
     print(page)

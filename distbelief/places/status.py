@@ -213,6 +213,8 @@ def status(run: str | Path) -> Json:
                 data += chunk
                 if len(data) > ANSWER_LIMIT:
                     raise JobFailed(f"the job in {run} answers with more than {ANSWER_LIMIT} bytes")
+            if not data:
+                raise ConnectionError("it ended the connection")
             return {"run": str(run), **json.loads(data)}
         except (ConnectionRefusedError, FileNotFoundError):
             return _ended(folder)

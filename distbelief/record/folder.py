@@ -76,6 +76,12 @@ def read_packed(path: Path, kind: type[T]) -> T | None:
     return None
 
 
+def check_output(path: Path) -> None:
+    """Refuse a file for results (`--out`) that cannot be there: it is a folder, or its folder is missing."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--out {path}: {'is a folder' if path.is_dir() else f'there is no folder {path.parent}'}")
+
+
 def sync(folder: Path) -> None:
     """Wait until the names in a folder are on disk, if its file system can sync a folder."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -30,7 +31,7 @@ UNKEPT = 64 << 20
 class RunSums(msgspec.Struct):
     """Sums of a run up to a position in its metrics."""
 
-    position: int
+    position: Annotated[int, msgspec.Meta(ge=0)]
     summary: Summary
     timeline: Timeline
 

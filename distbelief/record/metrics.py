@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -17,8 +18,12 @@ from distbelief.errors import RemoteProtocolError
 _encode = msgspec.json.Encoder().encode
 
 
+SECONDS_LIMIT = 1e9
+"""Most seconds of a run, some thirty years; a line with more is spoilt."""
+
+
 class _Seconds(msgspec.Struct):
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(ge=-SECONDS_LIMIT, le=SECONDS_LIMIT)]
 
 
 _seconds = msgspec.json.Decoder(_Seconds)

@@ -7,7 +7,7 @@ detail. When there are too many bins of a width, the two oldest become one of tw
 from __future__ import annotations
 
 import math
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
@@ -120,9 +120,9 @@ class Bins(msgspec.Struct, Generic[B]):
     (200, 16.0, 3072.0)
     """
 
-    kept: int
+    kept: Annotated[int, msgspec.Meta(ge=2)]
     """Most bins of one width."""
-    width: float
+    width: Annotated[float, msgspec.Meta(ge=SIMULATED_WIDTH)]
     """Seconds of the shortest bins."""
     levels: list[dict[int, B]] = []
     """Bins by number; bin k of level n begins at `k * width * 2**n` seconds."""
@@ -315,8 +315,9 @@ class Timeline(msgspec.Struct):
 
     def _take_times(self, now: float, record: records.StepsTimed) -> None:
         spent = record.compute, record.update, record.communicate, record.load, record.wait
-        role = max(record.waited, key=lambda role: record.waited[role], default="")
-        self._use(max(0.0, now - sum(spent)), now, record.role, Uses(0.0, *spent, role, record.waited.get(role, 0.0)))
+        role, longest = max(record.waited.items(), key=lambda one: one[1], default=("", 0.0))
+        start = min(now, max(0.0, now - sum(spent)))
+        self._use(start, now, record.role, Uses(0.0, *spent, role, longest))
 
     def _use(self, start: float, stop: float, role: str, uses: Uses) -> None:
         bins = self.uses.get(role)

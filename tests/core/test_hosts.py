@@ -263,6 +263,11 @@ def test_slurm_is_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
         db.run(db.Job("digits", db.Downpour()), on=db.Slurm(interface="eth1"))
 
 
+def test_a_remote_shell_whose_quote_is_open_is_refused_with_the_option() -> None:
+    with pytest.raises(UsageError, match=r"--remote-shell ssh 'a: No closing quotation; write its words"):
+        RemoteShell("ssh 'a")
+
+
 def test_a_remote_shell_that_is_not_installed_is_told_with_what_to_install() -> None:
     with pytest.raises(UsageError, match=r"--remote-shell 'no-such-shell -p 2': no such program here; install"):
         RemoteShell("no-such-shell -p 2")

@@ -195,10 +195,11 @@ def test_a_line_that_is_longer_than_one_reading_is_read(tmp_path: Path, monkeypa
 
 
 NO_TEXT = b"\x81\xa7summary\x81\xa3job\x81\xa1\xff\x00"
+WIDE = following.RunSums(0, Summary({}), Timeline(Bins[Amounts](64, 0.0)))
 DEEP = b"\x81\xa7summary\x81\xa3job\x81\xa1a" + b"\x91" * 100_000
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"\x00" * 40, b"garbage", NO_TEXT, DEEP, None])
+@pytest.mark.parametrize("spoilt", [b"", b"\x00" * 40, b"garbage", NO_TEXT, DEEP, msgspec.msgpack.encode(WIDE), None])
 def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | None) -> None:
     run = RunFolder(tmp_path)
     job = recorder.Recorder(run, {"task": "t"})
@@ -210,6 +211,14 @@ def test_without_kept_sums_the_metrics_are_read(tmp_path: Path, spoilt: bytes | 
     else:
         run.timeline.write_bytes(spoilt)
     assert Follower(run, job.job).read_all().timeline == timeline_of(job)
+
+
+def test_a_line_of_no_possible_time_is_skipped(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    spoilt = [line(3.0, r.Note("a")).replace(b"3.0", number) for number in (b"1e300", b"-1e300", b"1e9999")]
+    run.metrics.write_bytes(b"".join([*spoilt, line(4.0, r.StepsTimed("replica 0", 1, -1e9, 0.0, 0.0, 0.0))]))
+    follower = Follower(run, {}).read_all()
+    assert (follower.timeline.happenings, follower.timeline.heard) == ([], {"replica 0": 0.0})
 
 
 def test_a_follower_goes_on_after_a_line_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from distbelief.lab.compress.options import Compression
 from distbelief.places.evaluate import trained
 from distbelief.places.processes.local import Local
 from distbelief.places.simulated.simulated import Simulated
-from distbelief.record.folder import RunFolder, write_atomically
+from distbelief.record.folder import RunFolder, check_output, write_atomically
 from distbelief.record.restore import load_weights
 from distbelief.strategies import find
 from distbelief.tasks import Task, available
@@ -74,8 +74,7 @@ def compress(
     """
     admit(options, Compression, f"compress(options={shown(options)})")
     path = Path(out)
-    if not path.parent.is_dir():
-        raise UsageError(f"--out {path}: there is no folder {path.parent}")
+    check_output(path)
     origin = read_run(str(run), options.data_dir)
     tensors, aliases = stored_tensors(origin.state)
     file = ModelFile(origin.task.reference, tensors, options.huffman, aliases)
@@ -332,6 +331,7 @@ def expand(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
     target = Path(out) if out else source.with_suffix(".safetensors")
     if target == source:
         raise UsageError(f"--out {target}: is the compressed file itself; name another")
+    check_output(target)
     state = {name: tensor.clone() for name, tensor in read(source).state().items()}
     try:
         write_atomically(target, save(state, metadata={"format": "pt"}))

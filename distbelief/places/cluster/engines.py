@@ -103,7 +103,10 @@ class RemoteShell(Engine):
 
     def __init__(self, words: str = "ssh", interface: str = "") -> None:
         super().__init__(interface)
-        self._words = shlex.split(words)
+        try:
+            self._words = shlex.split(words)
+        except ValueError as error:
+            raise UsageError(f"--remote-shell {words}: {error}; write its words as for a shell") from error
         if not self._words or shutil.which(self._words[0]) is None:
             raise UsageError(
                 f"--remote-shell {words!r}: no such program here; install one (apt-get install openssh-client), or "

@@ -28,7 +28,7 @@ from distbelief.places.prediction.worker import HEADER_ROOM, PredictionSpec, is_
 from distbelief.places.processes import forkserver
 from distbelief.places.processes.lending import lend
 from distbelief.places.processes.processes import GRACE, here
-from distbelief.record.folder import written_whole
+from distbelief.record.folder import check_output, written_whole
 from distbelief.record.model_file import header
 from distbelief.sharding.layout import Tensor
 from distbelief.split.options import AUTO, Split
@@ -120,8 +120,7 @@ def _check(runs: Sequence[str], source: str, out: Path, counts: dict[str, int]) 
             raise UsageError(f"--{name.replace('_', '-')} {count}: must be 1 or more")
     if not runs:
         raise UsageError("no run to predict with: name its folder, or a compressed file")
-    if not out.parent.is_dir() or out.is_dir():
-        raise UsageError(f"--out {out}: {'is a folder' if out.is_dir() else f'there is no folder {out.parent}'}")
+    check_output(out)
     if out.suffix != ".safetensors":
         raise UsageError(f"--out {out}: outputs are written as safetensors: name it {out.with_suffix('.safetensors')}")
     admit(source, str, f"predict(source={shown(source)})")
