@@ -68,6 +68,7 @@ const goOn = async () => {
       play(false); $("replay").hidden = true; wanted = last = null; name = "";
       return listen();
     }
+    if (parts.length) name = parts.at(-1)[0];
     setTimeout(goOn, AGAIN);
   } catch { /* its server has ended, too */ }
 };
