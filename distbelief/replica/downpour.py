@@ -545,9 +545,10 @@ class DownpourTraining:
         )
 
     def _act(self) -> Steps[None]:
-        yield from self._siblings.relayed()
-        for done in self._pushes.finished():
-            yield Send(self._replica.superior, partitioning.PartPushed(*done))
+        if self._replica.split is not None:  # at each arrival, which is to cost a whole replica nothing
+            yield from self._siblings.relayed()
+            for done in self._pushes.finished():
+                yield Send(self._replica.superior, partitioning.PartPushed(*done))
         if self._hold is not None:
             yield from self._report_held()
         if self._replica.welcome is not None:
