@@ -260,6 +260,8 @@ class Timeline(msgspec.Struct):
     """Moment and contents of the latest account of each of these shards."""
     _counted: dict[str, float] = {}
     """Moment of the latest account of each role's bytes."""
+    _stepped: dict[str, float] = {}
+    """Moment of each replica's latest steps, or of its joining."""
 
     @property
     def lately(self) -> float:
@@ -286,6 +288,8 @@ class Timeline(msgspec.Struct):
         if role:
             self.heard[role] = now
         match record:
+            case records.Joined():
+                self._stepped[role] = now
             case records.Stepped():
                 self._take_stepped(now, record)
             case records.StepsTimed():
@@ -298,20 +302,25 @@ class Timeline(msgspec.Struct):
                 self._take_applied(now, record)
             case records.Tested():
                 self._take_tested(now, record, summary)
-        text, mark = sentence(record), _mark_of(record)
-        if text or mark:
-            self.happenings.append(Happening(now, role, text, mark))
-            while len(self.happenings) > LATEST:
-                self.happenings.pop(0)
-                self.dropped += 1
+        self._take_happening(Happening(now, role, sentence(record), _mark_of(record)))
+
+    def _take_happening(self, happening: Happening) -> None:
+        if not (happening.text or happening.mark):
+            return
+        self.happenings.append(happening)
+        while len(self.happenings) > LATEST:
+            self.happenings.pop(0)
+            self.dropped += 1
 
     def _take_stepped(self, now: float, record: records.Stepped) -> None:
         amounts = Amounts(record.samples)
         if record.loss is not None and math.isfinite(record.loss):
             loss, weight = record.loss, record.losses
             amounts = Amounts(record.samples, loss * weight, weight, loss, loss)
-        self.amounts.add(now, now, amounts)
-        self._use(now, now, record.role, Uses(record.samples))
+        before, self._stepped[record.role] = self._stepped.get(record.role, now), now
+        start = min(before, now)  # a record may come late
+        self.amounts.add(start, now, amounts)
+        self._use(start, now, record.role, Uses(record.samples))
 
     def _take_times(self, now: float, record: records.StepsTimed) -> None:
         spent = record.compute, record.update, record.communicate, record.load, record.wait

@@ -134,6 +134,18 @@ def test_a_simulated_run_has_as_many_bins_as_its_charts_show(tmp_path: Path, sca
     assert 100 <= len(state["series"]) <= 1000
 
 
+def test_steps_that_a_record_counts_together_are_spread_over_their_time(tmp_path: Path) -> None:
+    """Since the replica's record before, or since it has joined."""
+    told: list[tuple[float, r.Record]] = [(0.0, r.Joined("replica 0")), (0.0, r.Started(1, 1, 10, 6000, 10, 2))]
+    told += [(second, r.Stepped("replica 0", 20, 2000, 20, 0.5, 0, 1)) for second in (20.0, 40.0, 60.0)]
+    told += [(60.0, r.Gone("replica 0", 0, "killed", True)), (80.0, r.Joined("replica 0"))]
+    seen = left_by(tmp_path, [*told, (100.0, r.Stepped("replica 0", 20, 2000, 20, 0.5, 0, 1))])
+    for moment, rate, samples in ((15.0, 100, 1500), (50.0, 100, 5000), (76.0, 0, 6000), (95.0, 100, 7500)):
+        state = seen.view(moment)
+        assert state["numbers"]["rate"] == state["members"]["replica 0"]["rate"] == pytest.approx(rate, abs=1)
+        assert state["numbers"]["samples"] == pytest.approx(samples, abs=10)
+
+
 def test_what_is_wrong_ends_the_first_line(tmp_path: Path) -> None:
     left_by(tmp_path, [(0.0, r.Started(1, 1, 10, 6000, 10, 2))])
     wrong = Diagnosis(Level.WRONG, "rate", "the loss has risen", {"lr": 0.5, "implied_momentum": 0.75}, "--lr 0.1")

@@ -291,7 +291,8 @@ const drawCharts = () => {
     ({x, y: 1, yref: "paper", text: SIGNS[kind] || "•", hovertext: told[n], showarrow: false})) : [];
   plot("rate", [line("samples a second", at, speed(1), "compute")], {showlegend: false, annotations},
     [`${whole(numbers.rate)} samples a second`, ...told].join("; "));
-  plot("bytes", ["sent", "received", "shared memory"].map((way, n) => line(way, at, speed(5 + n), ["compute", "communicate", "load"][n])), {},
+  plot("bytes", ["sent", "received", "shared memory"].map((way, n) => line(way, at, speed(5 + n), ["compute", "communicate", "load"][n])),
+    {yaxis: {tickformat: "~s"}},
     `${bytes(numbers.sent)} sent, ${bytes(numbers.received)} received, ${bytes(numbers.shared_memory)} in shared memory`);
 };
 const plot = (id, data, more, text) => {
