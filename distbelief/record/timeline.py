@@ -259,9 +259,7 @@ class Timeline(msgspec.Struct):
     accounts: dict[str, tuple[float, Updates]] = {}
     """Moment and contents of the latest account of each of these shards."""
     _counted: dict[str, float] = {}
-    """Moment of the latest account of each role's bytes."""
-    _stepped: dict[str, float] = {}
-    """Moment of each replica's latest steps, or of its joining."""
+    """Moment until which each role's bytes, or a replica's steps, are counted."""
 
     @property
     def lately(self) -> float:
@@ -289,15 +287,14 @@ class Timeline(msgspec.Struct):
             self.heard[role] = now
         match record:
             case records.Joined():
-                self._stepped[role] = now
+                self._since(now, f"steps of {role}")
             case records.Stepped():
                 self._take_stepped(now, record)
             case records.StepsTimed():
                 self._take_times(now, record)
             case records.BytesCounted():
                 ways = {way: sum(getattr(record, way).values()) for way in WAYS}
-                self.amounts.add(self._counted.get(role, now), now, Amounts(**ways))
-                self._counted[role] = now
+                self.amounts.add(self._since(now, f"bytes of {role}"), now, Amounts(**ways))
             case records.Applied():
                 self._take_applied(now, record)
             case records.Tested():
@@ -312,13 +309,17 @@ class Timeline(msgspec.Struct):
             self.happenings.pop(0)
             self.dropped += 1
 
+    def _since(self, now: float, what: str) -> float:
+        """Return the moment until which something was counted, which is now from here on."""
+        before, self._counted[what] = self._counted.get(what, now), now
+        return min(before, now)  # a record may come late
+
     def _take_stepped(self, now: float, record: records.Stepped) -> None:
         amounts = Amounts(record.samples)
         if record.loss is not None and math.isfinite(record.loss):
             loss, weight = record.loss, record.losses
             amounts = Amounts(record.samples, loss * weight, weight, loss, loss)
-        before, self._stepped[record.role] = self._stepped.get(record.role, now), now
-        start = min(before, now)  # a record may come late
+        start = self._since(now, f"steps of {record.role}")
         self.amounts.add(start, now, amounts)
         self._use(start, now, record.role, Uses(record.samples))
 

@@ -49,7 +49,7 @@ MUTANTS = [
         "while len(self.happenings) > LATEST:", "while not self.happenings:",
         (TIMELINE + "test_what_is_kept_is_bounded",)),
     Mutant("steps-are-of-the-moment-of-their-record", "thinned-timeline", "record/timeline.py",
-        "        start = min(before, now)", "        start = max(before, now)",
+        "return min(before, now)", "return max(before, now)",
         ("tests/core/test_page_reading.py::test_steps_that_a_record_counts_together_are_spread_over_their_time",)),
     Mutant("staleness-has-a-class-for-each-number", "thinned-timeline", "record/timeline.py",
         "max(0, staleness.bit_length() - DIGITS)", "0",
