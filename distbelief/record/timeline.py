@@ -299,12 +299,13 @@ class Timeline(msgspec.Struct):
                 self._take_applied(now, record)
             case records.Tested():
                 self._take_tested(now, record, summary)
-        self._take_happening(Happening(now, role, sentence(record), _mark_of(record)))
+        self._take_happening(now, role, record)
 
-    def _take_happening(self, happening: Happening) -> None:
-        if not (happening.text or happening.mark):
+    def _take_happening(self, now: float, role: str, record: records.Record) -> None:
+        text, mark = sentence(record), _mark_of(record)
+        if not (text or mark):
             return
-        self.happenings.append(happening)
+        self.happenings.append(Happening(now, role, text, mark))
         while len(self.happenings) > LATEST:
             self.happenings.pop(0)
             self.dropped += 1
