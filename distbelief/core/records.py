@@ -293,7 +293,7 @@ class StepsTimed(Record, frozen=True, tag=True, gc=False):
     counted: int = 0
     """Computations or values that `overflows` is a part of."""
 
-    def waits(self) -> dict[str, float]:
+    def waited_by_kind(self) -> dict[str, float]:
         """Return the seconds of waits by the kind of role that ended them."""
         kinds: dict[str, float] = {}
         for role, seconds in self.waited.items():

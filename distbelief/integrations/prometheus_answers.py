@@ -56,7 +56,7 @@ def metrics(sums: Summary, loss: float | None, times: Mapping[type[records.Recor
     replicas = [(str(index), replica) for index, replica in sums.replicas.items()]
     timed = [(at, replica.times) for at, replica in replicas if replica.times]
     used = {(at, part): getattr(of, part) for at, of in timed for part in TIMES[1:]}
-    waited = {(at, kind): seconds for at, of in timed for kind, seconds in of.waits().items()}
+    waited = {(at, kind): seconds for at, of in timed for kind, seconds in of.waited_by_kind().items()}
     moved = {(way, kind): count for way in WAYS for kind, count in sums.bytes[way].items()}
     for name, text, labels, rows in (
         ("samples", "Of a replica.", ["replica"], {(at,): of.samples for at, of in replicas}),

@@ -311,7 +311,7 @@ def _whole(times: StepsTimed) -> float:
 
 
 def _waited(times: StepsTimed, *kinds: roles.Kind) -> float:
-    return sum(seconds for role, seconds in times.waited.items() if roles.kind(role) in kinds)
+    return sum(seconds for kind, seconds in times.waited_by_kind().items() if kind in kinds)
 
 
 RULES = (_learning, _taking_part, _starved, _messages, _beside, _alone, _machine)

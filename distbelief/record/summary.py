@@ -514,7 +514,7 @@ def duration(seconds: float) -> str:
 
 def _times(timed: records.StepsTimed) -> Json:
     """Return the times of a replica for `result.json`, with the kind of role for which it waited longest."""
-    kinds = timed.waits()
+    kinds = timed.waited_by_kind()
     longest = max(kinds, key=lambda kind: kinds[kind], default="")
     return {**{name: getattr(timed, name) for name in TIMES}, "waits_for": longest}
 
